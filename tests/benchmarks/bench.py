@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,7 +44,8 @@ class Grid(NamedTuple):
 
 
 class Whole(NamedTuple):
-    """A process that ended well: what it printed, wall and processor seconds from start to exit, its largest process in bytes.
+    """A process that ended well: what it printed, wall and processor seconds from start to exit, its largest process in bytes,
+    and the bytes that it wrote to the disk, without those of files that were removed before the disk had them.
 
     Interpreter start and imports count. Processor seconds are user and system, with all its children.
     """
@@ -53,6 +54,24 @@ class Whole(NamedTuple):
     seconds: float
     cpu: float
     peak: int
+    written: int
+
+
+class Runs(list[Whole]):
+    """Runs of one command."""
+
+    def median(self, fact: str = "seconds") -> float:
+        return float(statistics.median(getattr(run, fact) for run in self))
+
+    @property
+    def spread(self) -> str:
+        """Seconds, as `spread` has them."""
+        return spread([run.seconds for run in self])
+
+    @property
+    def megabytes(self) -> str:
+        """Of the largest process of all runs."""
+        return f"{max(run.peak for run in self) / 1e6:,.0f}"
 
 
 @dataclass(frozen=True)
@@ -112,6 +131,24 @@ class Bench:
         time.sleep(self.size(REST_SECONDS, 0))
         return run_whole(command)
 
+    def runs(self, command: Sequence[object], *clear: Path) -> Runs:
+        """The rounds of a command, as *run* makes them."""
+        return Runs(self.run(command, *clear) for _ in range(self.times))
+
+    def in_turn(
+        self,
+        commands: Mapping[str, tuple[Sequence[object], Path]],
+        first: Callable[[str, Whole], object] = lambda name, run: None,
+    ) -> dict[str, Runs]:
+        """The rounds of several commands in turn, each with the path that it writes. *first* is called behind each first one."""
+        found = {name: Runs() for name in commands}
+        for _ in range(self.times):
+            for name, (command, output) in commands.items():
+                found[name].append(self.run(command, output))
+                if len(found[name]) == 1:
+                    first(name, found[name][0])
+        return found
+
     def config(self, output: Path, source: Corpus | dict[str, Any], **settings: Any) -> Path:
         """A configuration file for a build of text; it has the name of the output."""
         path = self.scratch / f"{output.name}.yaml"
@@ -152,7 +189,10 @@ try:
 except ChildProcessError:
     pass
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
+# The kernel adds the counts of children that have been waited for to their parent's.
+io = {name: int(count) for name, count in (line.split(": ") for line in open("/proc/self/io"))}
 told = {"seconds": seconds, "cpu": used.ru_utime + used.ru_stime, "peak": used.ru_maxrss * 1024}
+told["written"] = io["write_bytes"] - io["cancelled_write_bytes"]
 os.write(int(sys.argv[1]), json.dumps(told).encode())
 sys.exit(os.waitstatus_to_exitcode(status) & 255)
 """

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import random
-import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +19,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.benchmarks.bench import HERE, SHARED, Bench, Grid, Whole, python
+from tests.benchmarks.bench import HERE, SHARED, Bench, Grid, python
 
 PACKAGES = ("numpy", "pyarrow")
 OTHERS = ("spacy==3.8.14", "xxhash==3.8.2")
@@ -111,12 +110,9 @@ def measure(bench: Bench) -> list[Grid]:
     first = 0.0
     for name, command in programs(bench, text):
         order = [*command[:-1], output, command[-1]] if "datatrove" in name else [*command, output]
-        runs = list[Whole]()
-        for _ in range(bench.times):
-            output.unlink(missing_ok=True)
-            runs.append(bench.run(order))
+        cpu = bench.runs(order).median("cpu")
         removed = set(json.loads(output.read_text()))
-        cpu = statistics.median(run.cpu for run in runs)
+        output.unlink()
         first = first or cpu
         found = f"{len(removed & text.planted):,} of {len(text.planted):,}"
         others = len(removed - text.planted)

@@ -6,9 +6,7 @@ Peak memory is with the interpreter and numpy; a build does this beside its othe
 
 from __future__ import annotations
 
-import statistics
-
-from tests.benchmarks.bench import Bench, Grid, python, run_whole
+from tests.benchmarks.bench import Bench, Grid, python
 
 PACKAGES = ("numpy", "blake3")
 MEET = """
@@ -26,7 +24,6 @@ print(copies)
 def measure(bench: Bench) -> list[Grid]:
     rows = []
     for count in bench.size((1_000_000, 10_000_000), (100_000,)):
-        runs = [run_whole(python("-c", MEET, count)) for _ in range(bench.times)]
-        seconds, peak = statistics.median(run.seconds for run in runs), max(run.peak for run in runs)
-        rows.append([f"{count:,}", f"{int(runs[0].out):,}", f"{seconds:.1f}", f"{peak / 1e6:,.0f}"])
+        runs = bench.runs(python("-c", MEET, count))
+        rows.append([f"{count:,}", f"{int(runs[0].out):,}", f"{runs.median():.1f}", runs.megabytes])
     return [Grid(["texts", "copies", "s", "peak memory, MB"], rows)]

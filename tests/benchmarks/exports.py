@@ -44,11 +44,8 @@ def measure(bench: Bench) -> list[Grid]:
         command = python("-m", "flat_tokens", "export", dataset, output, "--to", name)
         if name in END_OF_TEXT:
             command += ["--end-of-text", "50256" if name != "llm.c-llama-3" else "128001"]
-        runs, size = [], 0
-        for _ in range(bench.times):
-            runs.append(bench.run(command, output))
-            size = bytes_below(output)
-        best = min(runs, key=lambda run: run.seconds)
+        best = min(bench.runs(command, output), key=lambda run: run.seconds)
+        size = bytes_below(output)
         rows.append(
             [name, f"{size / 1e6:,.0f}", f"{best.seconds:.2f}", f"{size / 1e6 / best.seconds:.0f}", f"{best.peak / 1e6:.0f}"]
         )

@@ -8,15 +8,13 @@ below them the text that their template makes.
 
 from __future__ import annotations
 
-import json
-import statistics
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.benchmarks.bench import HERE, Bench, Grid, bytes_below, flows, python
+from tests.benchmarks.bench import Bench, Grid, bytes_below, flows
 from tests.benchmarks.corpus import Corpus
 
 PACKAGES = ("prefect", "tiktoken", "gigatoken", "numpy", "pyarrow")
@@ -60,12 +58,9 @@ def measure(bench: Bench) -> list[Grid]:
             **{"slice_bytes": bench.size(32_000_000, 1_000_000), **settings},
         )
         path.write_text(path.read_text().replace('"chat/', f'"{bench.scratch}/chat/'))
-        found = []
-        for _ in range(bench.times):
-            written = bench.run(python(HERE / "written_bytes.py", *flows("build", path)[1:]), output)
-            one = json.loads(written.out.splitlines()[-1])
-            found.append((one["seconds"], one["cpu"], one["written"] / bytes_below(output / "versions")))
-        rows.append([name, *(f"{statistics.median(figures):.2f}" for figures in zip(*found, strict=True))])
+        runs = bench.runs(flows("build", path), output)
+        written = runs.median("written") / bytes_below(output / "versions")
+        rows.append([name, *(f"{figure:.2f}" for figure in (runs.median(), runs.median("cpu"), written))])
     bench.fresh("features-output")
     bench.fresh("chat")
     return [Grid(["one Parquet source", "s", "processor, s", "written / version"], rows)]

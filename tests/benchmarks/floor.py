@@ -11,12 +11,12 @@ import base64
 import json
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 import awkward as ak
@@ -56,79 +56,48 @@ def plan_spans(input_dir: Path, output_dir: Path) -> Iterator[Span]:
             yield Span(path, metadata, row_groups.tolist(), batch_rows, output)
 
 
-def write_ranks(encoding: tiktoken.Encoding, path: Path) -> None:
-    """Write the vocabulary in tiktoken's own file format, which gigatoken reads."""
-    with open(path, "wb") as file:
-        ranks = encoding._mergeable_ranks.items()
-        file.writelines(b"%s %d\n" % (base64.b64encode(token), rank) for token, rank in ranks)
+of_thread = threading.local()
 
 
-def text_offsets(column: pa.StringArray) -> np.ndarray:
-    """int64[documents + 1]: where each document begins and ends in the column's text buffer."""
-    offsets = np.frombuffer(column.buffers()[1], np.int32)
-    return offsets[column.offset : column.offset + len(column) + 1].astype(np.int64)
+def load(ranks: Path, pretokenizer: str) -> None:
+    """Give this thread a tokenizer of its own."""
+    of_thread.tokenizer = gigatoken.Tokenizer.from_tiktoken(ranks, pretokenizer=pretokenizer, special_tokens={})
 
 
-def as_awkward(column: pa.StringArray, offsets: np.ndarray) -> ak.Array:
-    """The column as the string array that gigatoken takes; the text itself is not copied."""
-    text = np.frombuffer(column.buffers()[2], np.uint8)
-    characters = ak.contents.NumpyArray(text, parameters={"__array__": "char"})
-    strings = ak.contents.ListOffsetArray(ak.index.Index64(offsets), characters, parameters={"__array__": "string"})
-    return ak.Array(strings)
-
-
-def encode(tokenizer: gigatoken.Tokenizer, documents: ak.Array) -> Any:
-    """uint32[tokens]: id*2+1 where a token starts a document, id*2 elsewhere, in the tokenizer's own memory."""
-    encoded = tokenizer.encode_batch(documents, parallel=False).layout
-    tokens, offsets = encoded.content.data, np.asarray(encoded.offsets)
+def encode(column: pa.StringArray) -> tuple[Any, int]:
+    """uint32[tokens], id*2+1 where a token starts a document, id*2 elsewhere, in the tokenizer's own memory; and bytes of text,
+    which is not copied.
+    """
+    offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1].astype(np.int64)
+    text = ak.contents.NumpyArray(np.frombuffer(column.buffers()[2], np.uint8), parameters={"__array__": "char"})
+    strings = ak.contents.ListOffsetArray(ak.index.Index64(offsets), text, parameters={"__array__": "string"})
+    encoded = of_thread.tokenizer.encode_batch(ak.Array(strings), parallel=False).layout
+    tokens, ends = encoded.content.data, np.asarray(encoded.offsets)
     np.left_shift(tokens, 1, out=tokens)
-    starts = offsets[:-1]
-    tokens[starts[starts < offsets[1:]]] |= 1
-    return tokens
+    tokens[ends[:-1][ends[:-1] < ends[1:]]] |= 1
+    return tokens, int(offsets[-1] - offsets[0])
 
 
-def tokenize_span(tokenizer: gigatoken.Tokenizer, span: Span) -> Counter[str]:
+def tokenize(span: Span) -> Counter[str]:
     """Write the tokens of one span; hold one batch of its text at a time."""
     counts: Counter[str] = Counter()
     file = pq.ParquetFile(span.path, metadata=span.metadata, pre_buffer=False)
-    batches = file.iter_batches(span.batch_rows, row_groups=span.row_groups, columns=["text"], use_threads=False)
     with open(span.output, "wb") as output:
-        for batch in batches:
-            column = batch.column(0)
-            offsets = text_offsets(column)
-            tokens = encode(tokenizer, as_awkward(column, offsets))
+        for batch in file.iter_batches(span.batch_rows, row_groups=span.row_groups, columns=["text"], use_threads=False):
+            tokens, text_bytes = encode(batch.column(0))
             output.write(tokens)
-            counts += Counter(text_bytes=int(offsets[-1] - offsets[0]), documents=len(column), tokens=len(tokens))
+            counts += Counter(text_bytes=text_bytes, documents=len(batch), tokens=len(tokens))
     return counts
-
-
-def work(ranks: Path, pretokenizer: str, spans: SimpleQueue[Span]) -> Counter[str]:
-    """One thread: load a tokenizer of its own, then take spans until none is left."""
-    tokenizer = gigatoken.Tokenizer.from_tiktoken(ranks, pretokenizer=pretokenizer, special_tokens={})
-    counts: Counter[str] = Counter()
-    while True:
-        try:
-            counts += tokenize_span(tokenizer, spans.get_nowait())
-        except Empty:
-            return counts
-
-
-def tokenize(input_dir: Path, output_dir: Path, tokenizer_name: str) -> Counter[str]:
-    """Tokenize every Parquet file of `input_dir` into raw token files below `output_dir`."""
-    spans: SimpleQueue[Span] = SimpleQueue()
-    for span in plan_spans(input_dir, output_dir):
-        spans.put(span)
-    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(THREADS) as threads:
-        ranks = Path(temporary) / f"{tokenizer_name}.tiktoken"
-        write_ranks(tiktoken.get_encoding(tokenizer_name), ranks)
-        pretokenizer = PRETOKENIZERS[tokenizer_name]
-        futures = [threads.submit(work, ranks, pretokenizer, spans) for _ in range(THREADS)]
-        return sum((future.result() for future in futures), Counter())
 
 
 if __name__ == "__main__":
     begin = time.perf_counter()
     text, output, name = sys.argv[1:]
     Path(output).mkdir(parents=True)  # rewriting old files is faster
-    counts = tokenize(Path(text), Path(output), name)
+    with tempfile.TemporaryDirectory() as temporary:
+        ranks = Path(temporary, f"{name}.tiktoken")  # in tiktoken's own format, which gigatoken reads
+        tokens = tiktoken.get_encoding(name)._mergeable_ranks.items()
+        ranks.write_bytes(b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for token, rank in tokens))
+        with ThreadPoolExecutor(THREADS, initializer=load, initargs=(ranks, PRETOKENIZERS[name])) as threads:
+            counts = sum(threads.map(tokenize, plan_spans(Path(text), Path(output))), Counter())
     print(json.dumps({"seconds": time.perf_counter() - begin, **counts}))

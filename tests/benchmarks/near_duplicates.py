@@ -14,7 +14,6 @@ as the system keeps it in memory.
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,7 +23,7 @@ import pyarrow.parquet as pq
 
 from flat_tokens.tools.corpus import open_corpus
 from flat_tokens.tools.documents import table_of
-from tests.benchmarks.bench import HERE, SHARED, Bench, Grid, Whole, flows, python, spread
+from tests.benchmarks.bench import HERE, SHARED, Bench, Grid, Whole, flows, python
 from tests.benchmarks.planted import planted, right_links, shingles_of, similar_pairs
 
 PACKAGES = ("numpy", "pyarrow")
@@ -64,29 +63,27 @@ def measure(bench: Bench) -> list[Grid]:
     truth = similar_pairs(shingles_of(texts), THRESHOLD)
     output, plain, theirs = (bench.fresh(f"near-{name}") for name in ("output", "plain", "theirs"))
     source = {"path": str(directory), "id_column": "id"}
-    commands: dict[str, Sequence[object]] = {
-        "find": python("-c", FIND, directory, THRESHOLD),
-        "build with it": flows("build", bench.config(output, source, documents=NEAR, **ALONE)),
-        "build without": flows("build", bench.config(plain, source, **ALONE)),
+    commands: dict[str, tuple[Sequence[object], Path]] = {
+        "find": (python("-c", FIND, directory, THRESHOLD), output),
+        "build with it": (flows("build", bench.config(output, source, documents=NEAR, **ALONE)), output),
+        "build without": (flows("build", bench.config(plain, source, **ALONE)), plain),
     }
     rows = []
     try:
         if not bench.no_installs:
             peer = HERE / "peer_programs" / "near_duplicates_with_datatrove.py"
-            commands["datatrove"] = [bench.peer("datatrove"), peer, directory, theirs, 1]
+            commands["datatrove"] = [bench.peer("datatrove"), peer, directory, theirs, 1], theirs
     except RuntimeError as error:
         rows.append(["datatrove", str(error), *["–"] * 4])
-    runs: dict[str, list[Whole]] = {name: [] for name in commands}
-    quality = {}
-    for number in range(bench.times):
-        for name, command in commands.items():
-            runs[name].append(bench.run(command, output, plain, theirs))
-            if number == 0 and name != "build without":
-                quality[name] = right_links(_clusters(name, runs[name][0], output, theirs, directory), truth)
-    for name, found in runs.items():
-        shares = [f"{share:.3f}" for share in quality.get(name, ())] or ["–", "–"]
-        cpu, peak = statistics.median(run.cpu for run in found), max(run.peak for run in found)
-        rows.append([name, spread([run.seconds for run in found]), f"{cpu:.1f}", f"{peak / 1e6:,.0f}", *shares])
+    shares = {"build without": ["–", "–"]}
+
+    def judge(name: str, run: Whole) -> None:
+        if name not in shares:
+            links = right_links(_clusters(name, run, output, theirs, directory), truth)
+            shares[name] = [f"{share:.3f}" for share in links]
+
+    for name, found in bench.in_turn(commands, judge).items():
+        rows.append([name, found.spread, f"{found.median('cpu'):.1f}", found.megabytes, *shares[name]])
     about = f"{len(texts):,} documents, {sum(len(text.encode()) for text in texts) / 1e6:,.0f} MB, {len(truth):,} pairs."
     return [Grid(["", "s", "processor, s", "peak memory, MB", "recall", "precision"], rows, about), _memory(bench)]
 

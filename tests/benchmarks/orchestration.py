@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.benchmarks.bench import Bench, Grid, python, run_whole, spread
+from tests.benchmarks.bench import Bench, Grid, Runs, Whole, python, run_whole, spread
 from tests.faults.inject import processor_seconds
 from tests.flows.pool import Pool, pool
 
@@ -30,25 +30,17 @@ SLICES = ((2000, 3), (20_000, 1))
 CATCH_UP_SECONDS = 600.0
 
 
-class Built(NamedTuple):
-    """A build as a process: wall time of all of it, of its tokenize stage, and its peak memory."""
-
-    seconds: float
-    tokenize: float
-    peak_mb: float
-
-
-def build(bench: Bench, out: Path, slices: int, settings: Mapping[str, str]) -> Built:
-    """Build from nothing. *settings*: how the server that watches is reached, if any."""
+def build(bench: Bench, out: Path, slices: int, settings: Mapping[str, str]) -> tuple[Whole, float]:
+    """Build from nothing; also the seconds of the tokenize stage. *settings*: how the server that watches is reached, if any."""
     source = {"path": str(out.parent / f"{slices}.jsonl")}
     config = bench.config(out, source, tokenizer="bytes", slice_bytes=1000, workers=os.cpu_count())
     words = python("-m", "flows", "build", config, "--quiet", *([] if settings else ["--no-server"]))
     done = run_whole(words, {"PREFECT_HOME": str(out.parent / "prefect"), **settings})
     (record,) = (out / "runs").glob("*.json")
-    facts: dict[str, Any] = json.loads(record.read_text())
+    facts = json.loads(record.read_text())
     if facts["slices"] != slices:
         raise RuntimeError(f"{facts['slices']} slices instead of {slices}")
-    return Built(done.seconds, facts["seconds"]["tokenize"], done.peak / 1e6)
+    return done, float(facts["seconds"]["tokenize"])
 
 
 @contextlib.contextmanager
@@ -73,10 +65,11 @@ def knows_all(server: Pool) -> bool:
 
 
 class Watched(NamedTuple):
-    """A build alone, and one with a server, and what that has taken."""
+    """Seconds of a build's tokenize stage alone and with a server, and what the latter has taken."""
 
-    alone: Built
-    watched: Built
+    alone: float
+    watched: float
+    whole: Whole
     task_runs: int
     cpu_seconds: float
     database_mb: float
@@ -85,17 +78,17 @@ class Watched(NamedTuple):
 
 def in_turn(bench: Bench, scratch: Path, slices: int, number: int) -> Watched:
     """Build alone, then with a server that is started for it."""
-    alone = build(bench, scratch / f"{slices}-alone-{number}", slices, {})
+    _, alone = build(bench, scratch / f"{slices}-alone-{number}", slices, {})
     with server(scratch / "prefect") as (watching, settings):
         before = processor_seconds(watching.server.pid)
-        watched = build(bench, scratch / f"{slices}-watched-{number}", slices, settings)
+        whole, watched = build(bench, scratch / f"{slices}-watched-{number}", slices, settings)
         ended = time.perf_counter()
         while not knows_all(watching) and time.perf_counter() < ended + CATCH_UP_SECONDS:
             time.sleep(1)
         behind = time.perf_counter() - ended
         used = processor_seconds(watching.server.pid) - before
         database = sum(path.stat().st_size for path in watching.home.glob("prefect.db*")) / 1e6  # the log of it included
-        return Watched(alone, watched, task_runs(watching), used, database, behind)
+        return Watched(alone, watched, whole, task_runs(watching), used, database, behind)
 
 
 def measure(bench: Bench) -> list[Grid]:
@@ -105,24 +98,11 @@ def measure(bench: Bench) -> list[Grid]:
         scratch.mkdir(exist_ok=True)
         lines = (json.dumps({"text": f"{i} " + "one document, one slice " * 80}) for i in range(slices))
         (scratch / f"{slices}.jsonl").write_text("".join(f"{line}\n" for line in lines))  # each of them a slice
-        runs = [in_turn(bench, scratch, slices, number) for number in range(times)]
-        alone, watched = ([run.alone.tokenize for run in runs], [run.watched.tokenize for run in runs])
+        alone, watched, wholes, *taken = zip(*(in_turn(bench, scratch, slices, number) for number in range(times)), strict=True)
         more = 1e3 * (statistics.median(watched) - statistics.median(alone)) / slices
-        middle = {name: statistics.median(getattr(run, name) for run in runs) for name in Watched._fields[2:]}
-        rows.append(
-            [
-                f"{slices:,}",
-                f"{middle['task_runs']:,.0f}",
-                spread(alone, ""),
-                spread(watched, ""),
-                f"{more:.1f}",
-                f"{statistics.median(run.watched.seconds for run in runs):.1f}",
-                f"{max(run.watched.peak_mb for run in runs):.0f}",
-                f"{middle['cpu_seconds']:.0f}",
-                f"{middle['database_mb']:.0f}",
-                f"{middle['seconds_behind']:.0f}",
-            ]
-        )
+        task_runs, *others = map(statistics.median, taken)
+        figures = spread(alone, ""), spread(watched, ""), f"{more:.1f}", f"{Runs(wholes).median():.1f}", Runs(wholes).megabytes
+        rows.append([f"{slices:,}", f"{task_runs:,.0f}", *figures, *(f"{other:.0f}" for other in others)])
     bench.fresh("orchestration")
     columns = ["slices", "task runs", "alone, s", "with a server, s", "more per slice, ms", "whole build, s", "peak memory, MB"]
     return [Grid([*columns, "server's processor, s", "database, MB", "behind, s"], rows)]

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 import flat_tokens
-from tests.benchmarks.bench import HERE, Bench, Grid, Whole, flows, spread, warm
+from tests.benchmarks.bench import HERE, Bench, Grid, flows, warm
 from tests.benchmarks.corpus import as_json_lines
 
 PACKAGES = ("gigatoken", "tokenizers", "pyarrow")
@@ -98,7 +97,7 @@ def measure(bench: Bench) -> list[Grid]:
     lines = as_json_lines(text, bench.scratch / "peers.jsonl")
     ours, theirs = bench.fresh("build-of-peers"), bench.fresh("peers-output")
     config = bench.config(ours, text, tokenizer=str(tokenizer), validation_fraction=0)
-    commands: dict[str, Sequence[object]] = {"": flows("build", config)}
+    commands: dict[str, tuple[Sequence[object], Path]] = {"": (flows("build", config), ours)}
     absent = []
     for name, peer in PEERS.items() if not bench.no_installs else ():
         try:
@@ -108,29 +107,29 @@ def measure(bench: Bench) -> list[Grid]:
             continue
         source = lines if peer.json_lines else text.directory
         program = HERE / "peer_programs" / f"with_{name}.py"
-        commands[name] = [interpreter, program, source, bench.vocabulary, theirs, os.cpu_count()]
-    runs: dict[str, list[Whole]] = {name: [] for name in commands}
-    same: dict[str, tuple[int, int]] = {}
+        commands[name] = [interpreter, program, source, bench.vocabulary, theirs, os.cpu_count()], theirs
+    same = {"": "–"}
+
+    def compare(name: str, _: object) -> None:
+        if name:
+            right, count = equal(built(ours), PEERS[name].documents(theirs))
+            same[name] = f"{right:,} of {count:,}"
+
     warm([*text.paths, lines])
     with mock.patch.dict(os.environ, OFFLINE):
-        for number in range(bench.times):
-            for name, command in commands.items():
-                runs[name].append(bench.run(command, theirs if name else ours))
-                if name and number == 0:
-                    same[name] = equal(built(ours), PEERS[name].documents(theirs))
-            bench.fresh(theirs.name)
-    bench.fresh(ours.name)
+        runs = bench.in_turn(commands, compare)
+    for path in (ours, theirs):
+        bench.fresh(path.name)
     lines.unlink()
-    median = {name: statistics.median(run.seconds for run in found) for name, found in runs.items()}
     rows = [
         [
             PEERS[name].name if name else "build",
-            spread([run.seconds for run in found]),
-            f"{text.text_bytes / 1e6 / median[name]:.1f}",
-            f"{median[name] / median['']:.1f} times",
-            f"{statistics.median(run.cpu for run in found):.0f}",
-            f"{max(run.peak for run in found) / 1e6:.0f}",
-            f"{same[name][0]:,} of {same[name][1]:,}" if name else "–",
+            found.spread,
+            f"{text.text_bytes / 1e6 / found.median():.1f}",
+            f"{found.median() / runs[''].median():.1f} times",
+            f"{found.median('cpu'):.0f}",
+            found.megabytes,
+            same[name],
         ]
         for name, found in runs.items()
     ]

@@ -10,40 +10,20 @@ median of the rounds.
 from __future__ import annotations
 
 import json
-import statistics
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.benchmarks.bench import HERE, Bench, Grid, flows, python, warm
+from tests.benchmarks.bench import HERE, Bench, Grid, Runs, flows, python, warm
 
 PACKAGES = ("prefect", "tiktoken", "gigatoken", "numpy", "pyarrow")
 FILES, FILE_BYTES = 20_000, 4_000
 LARGER_FILES = 2_000
 MANY_FILES = 100_000
-
-
-class Measured(NamedTuple):
-    """Figures of a command. ``entries``: the most files and directories at the output while it ran."""
-
-    seconds: float
-    cpu: float
-    peak: int
-    entries: int
-
-    def cells(self, name: str) -> list[str]:
-        return [
-            name,
-            f"{self.seconds:.2f}",
-            f"{self.cpu:.2f}",
-            f"{self.peak / 1e6:,.0f}",
-            f"{round(self.entries):,}" if self.entries else "",
-        ]
 
 
 def texts_of(bench: Bench) -> Iterator[str]:
@@ -78,19 +58,22 @@ def write_shapes(bench: Bench, texts: Sequence[str]) -> Path:
     return home
 
 
-def measured(bench: Bench, words: Sequence[object], output: Path | None, before: Callable[[], object] = lambda: None) -> Measured:
-    """A command's figures, each the median of the rounds; *before* each, what it needs."""
-    found = []
+def measured(
+    bench: Bench, name: str, words: Sequence[object], output: Path | None = None, before: Callable[[], object] = lambda: None
+) -> list[str]:
+    """A row of a command: medians of the rounds, the largest peak, and the most files and directories at the output while it ran.
+    *before* each round, what it needs.
+    """
+    runs, most = Runs(), [0]
     for _ in range(bench.times):
         before()
-        most, over = [0], threading.Event()
+        over = threading.Event()
         looking = threading.Thread(target=_look, args=(output, most, over))
         looking.start()
-        run = bench.run(words)
+        runs.append(bench.run(words))
         over.set()
         looking.join()
-        found.append(Measured(run.seconds, run.cpu, run.peak, most[0]))
-    return Measured(*(statistics.median(figures) for figures in zip(*found, strict=True)))
+    return [name, f"{runs.median():.2f}", f"{runs.median('cpu'):.2f}", runs.megabytes, f"{most[0]:,}" if most[0] else ""]
 
 
 def _look(output: Path | None, most: list[int], over: threading.Event) -> None:
@@ -116,27 +99,25 @@ def measure(bench: Bench) -> list[Grid]:
         path.write_text(path.read_text() + "One line more.\n")
 
     text = home / "text"
-    rows = [measured(bench, python(HERE / "short_script.py", text, bench.scratch / "ids.npy"), None).cells("the script")]
-    rows.append(measured(bench, flows("build", config(text)), output, afresh).cells(f"build of {len(texts):,} text files"))
-    rows.append(measured(bench, flows("build", config(text)), output).cells("the same, nothing changed"))
-    rows.append(measured(bench, flows("refresh", config(text)), output, edit).cells("the same, one file changed, `refresh`"))
-    for kind in ("jsonl", "parquet"):
-        for name in ("many", "one"):
-            directory = home / f"{name}-{kind}"
-            count = sum(1 for _ in directory.iterdir())
-            label = f"build of {count:,} {kind} file{'s' if count > 1 else ''}"
-            rows.append(measured(bench, flows("build", config(directory)), output, afresh).cells(label))
-            rows.append(measured(bench, python(HERE / "read_files.py", directory), None).cells("reading the same, no more"))
-    many = bench.fresh("shapes-many")
-    for number in range(bench.size(MANY_FILES, 300)):
+    rows = [
+        measured(bench, "the script", python(HERE / "short_script.py", text, bench.scratch / "ids.npy")),
+        measured(bench, f"build of {len(texts):,} text files", flows("build", config(text)), output, afresh),
+        measured(bench, "the same, nothing changed", flows("build", config(text)), output),
+        measured(bench, "the same, one file changed, `refresh`", flows("refresh", config(text)), output, edit),
+    ]
+    for name in ("many-jsonl", "one-jsonl", "many-parquet", "one-parquet"):
+        directory = home / name
+        count = sum(1 for _ in directory.iterdir())
+        label = f"build of {count:,} {name.partition('-')[2]} file{'s' if count > 1 else ''}"
+        rows.append(measured(bench, label, flows("build", config(directory)), output, afresh))
+        rows.append(measured(bench, "reading the same, no more", python(HERE / "read_files.py", directory)))
+    many, count = bench.fresh("shapes-many"), bench.size(MANY_FILES, 300)
+    for number in range(count):
         path = many / f"{number // 1000:03d}/{number:06d}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"note {number}\n")
-    count = bench.size(MANY_FILES, 300)
-    rows.append(
-        measured(bench, python("-m", "flows", "plan", config(many)), None).cells(f"`plan` of {count:,} files of 11 bytes")
-    )
-    rows.append(measured(bench, flows("build", config(many)), output, afresh).cells("build of the same"))
+    rows.append(measured(bench, f"`plan` of {count:,} files of 11 bytes", python("-m", "flows", "plan", config(many))))
+    rows.append(measured(bench, "build of the same", flows("build", config(many)), output, afresh))
     for name in ("shapes", "shapes-output", "shapes-many"):
         bench.fresh(name)
     return [Grid(["command", "s", "processor, s", "peak, MB", "files and directories"], rows)]

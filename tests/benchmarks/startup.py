@@ -8,10 +8,9 @@ server on the same machine.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping, Sequence
 
-from tests.benchmarks.bench import Bench, Grid, python, run_whole
+from tests.benchmarks.bench import Bench, Grid, Runs, python, run_whole
 from tests.benchmarks.build import SHARES
 from tests.benchmarks.orchestration import server
 
@@ -30,9 +29,8 @@ MISSING = 2
 def row(bench: Bench, name: str, words: Sequence[object], environment: Mapping[str, str], status: int = 0) -> list[str]:
     """A command, after a first time that makes what the others find."""
     run_whole(python(*words), environment, status)
-    runs = [run_whole(python(*words), environment, status) for _ in range(bench.size(ROUNDS, 1))]
-    figures = ([run.seconds for run in runs], [run.cpu for run in runs])
-    return [name, *(f"{min(found):.2f} ({statistics.median(found):.2f})" for found in figures)]
+    runs = Runs(run_whole(python(*words), environment, status) for _ in range(bench.size(ROUNDS, 1)))
+    return [name, *(f"{min(getattr(run, fact) for run in runs):.2f} ({runs.median(fact):.2f})" for fact in ("seconds", "cpu"))]
 
 
 def measure(bench: Bench) -> list[Grid]:

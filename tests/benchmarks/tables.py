@@ -50,10 +50,10 @@ def measure(bench: Bench) -> list[Grid]:
         here = output / source
         build, refresh = (flows(command, bench.config(here, {source: str(place)})) for command in ("build", "refresh"))
         afresh = partial(bench.fresh, f"delta-output/{source}")
-        rows.append([source, *measured(bench, build, here, afresh).cells("build")])
-        rows.append([source, *measured(bench, refresh, here).cells("`refresh`, nothing changed")])
-        changed = measured(bench, refresh, here, partial(append, APPENDED))
-        rows.append([source, *changed.cells(f"`refresh` after {APPENDED} files were appended")])
+        rows.append([source, *measured(bench, "build", build, here, afresh)])
+        rows.append([source, *measured(bench, "`refresh`, nothing changed", refresh, here)])
+        appended = f"`refresh` after {APPENDED} files were appended"
+        rows.append([source, *measured(bench, appended, refresh, here, partial(append, APPENDED))])
     for name in ("delta", "delta-files", "delta-output"):
         bench.fresh(name)
     return [Grid(["source", "command", "s", "processor, s", "peak, MB", "files and directories"], rows)]
