@@ -10,6 +10,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from urllib.parse import quote
 
 import aiohttp
@@ -64,58 +65,38 @@ class Proxy:
 @contextlib.contextmanager
 def proxy(upstream: str, delay: float = 0.0) -> Iterator[Proxy]:
     """A proxy before *upstream* (``http://127.0.0.1:port``), on a port of its own, in a thread of its own."""
-    state = Proxy(delay=delay)
-    loop = asyncio.new_event_loop()
-    started = threading.Event()
-    thread = threading.Thread(target=_run, args=(loop, state, upstream, started), daemon=True)
+    state, started, loop = Proxy(delay=delay), threading.Event(), list[asyncio.AbstractEventLoop]()
+    ended = asyncio.Event()
+
+    async def serve() -> None:
+        # Answers pass as they are: neither decompressed nor with a ceiling on connections.
+        # Nothing is added to requests, either: they may be signed.
+        async with aiohttp.ClientSession(
+            auto_decompress=False,
+            connector=aiohttp.TCPConnector(limit=0),
+            skip_auto_headers=("Content-Type", "User-Agent", "Accept"),
+        ) as session:
+            app = web.Application(client_max_size=1 << 34)
+            app.router.add_route("*", "/{path:.*}", partial(_pass_on, state=state, upstream=upstream, session=session))
+            runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+            await runner.setup()
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            host, port = runner.addresses[0]
+            state.url = f"http://{host}:{port}"
+            loop.append(asyncio.get_running_loop())
+            started.set()
+            await ended.wait()
+            await runner.cleanup()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
     if not started.wait(30):
         raise TimeoutError("the proxy did not start")
     try:
         yield state
     finally:
-        loop.call_soon_threadsafe(loop.stop)
+        loop[0].call_soon_threadsafe(ended.set)
         thread.join(30)
-
-
-def _run(loop: asyncio.AbstractEventLoop, state: Proxy, upstream: str, started: threading.Event) -> None:
-    asyncio.set_event_loop(loop)
-
-    async def start() -> tuple[web.AppRunner, aiohttp.ClientSession]:
-        # Answers pass as they are: neither decompressed nor with a ceiling on connections.
-        # Nothing is added to requests, either: they may be signed.
-        session = aiohttp.ClientSession(
-            auto_decompress=False,
-            connector=aiohttp.TCPConnector(limit=0),
-            skip_auto_headers=("Content-Type", "User-Agent", "Accept"),
-        )
-        app = web.Application(client_max_size=1 << 34)
-
-        async def pass_on(request: web.Request) -> web.StreamResponse:
-            return await _pass_on(request, state, upstream, session)
-
-        app.router.add_route("*", "/{path:.*}", pass_on)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        address = runner.addresses[0]
-        state.url = f"http://{address[0]}:{address[1]}"
-        return runner, session
-
-    runner, session = loop.run_until_complete(start())
-    started.set()
-    try:
-        loop.run_forever()
-    finally:
-        loop.run_until_complete(session.close())
-        loop.run_until_complete(runner.cleanup())
-        left = asyncio.all_tasks(loop)  # those of clients that no longer wait
-        for task in left:
-            task.cancel()
-        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()
 
 
 async def _pass_on(request: web.Request, state: Proxy, upstream: str, session: aiohttp.ClientSession) -> web.StreamResponse:

@@ -216,7 +216,7 @@ def chains(bench: Bench, under: re.Pattern[str]) -> Iterator[Trial]:
 @sampled
 def histories(bench: Bench, under: re.Pattern[str]) -> Iterator[Trial]:
     """Sources change, refreshes are killed and run again; each version is that of a build from nothing."""
-    return _played(Histories(bench.scratch / "histories"), "edits", under)
+    return _played(Histories(bench), "edits", under)
 
 
 def _played(playing: Histories, what: str, under: re.Pattern[str]) -> Iterator[Trial]:
@@ -229,7 +229,7 @@ def _played(playing: Histories, what: str, under: re.Pattern[str]) -> Iterator[T
 @sampled
 def decisions(bench: Bench, under: re.Pattern[str]) -> Iterator[Trial]:
     """Refreshes hold versions, people decide of them, pin, roll back and collect garbage; any of it is killed."""
-    return _played(Decisions(bench.scratch / "decisions"), "decisions", under)
+    return _played(Decisions(bench), "decisions", under)
 
 
 @sampled
@@ -237,7 +237,7 @@ def stores(bench: Bench, under: re.Pattern[str]) -> Iterator[Trial]:
     """On an object store: death behind a request, a request fails in every way, and from some request on all fail."""
     for protocol in store_bench.protocols():
         there = StoreBench(bench.scratch / protocol, protocol)
-        for case in store_bench.CASES:
+        for case in store_bench.SINGLE:
             if under.search(f"{case}, {protocol}"):
                 yield from _on_requests(there, case, there.calm(case).methods)
 

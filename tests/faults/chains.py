@@ -140,7 +140,7 @@ class Chains:
         elif fault.action.startswith(INTERRUPT) and (status == 130 or not ended.value):
             if status != 130 or "Traceback" in ended.output or "run the same command again" not in ended.output:
                 yield Flaw("message", f"interrupted, it ended with status {status}: {ended.output}")
-        elif fault.action in (KILL, KILL_WITHIN) and ended.value and fired is None:
+        elif fault.action in (KILL, KILL_WITHIN) and ended.value and not fired:
             yield from self._bench.messages_of(None, ended)  # it was done before
         else:
             yield from self._bench.messages_of(fault if fired or ended.died else None, ended)

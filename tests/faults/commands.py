@@ -34,7 +34,7 @@ from tasks.output.leases import Workspace
 from tasks.output.pointer import MARKERS
 from tasks.shards.index import read_index
 from tests.faults.cases import CASES, CORPUS_CASES, Case, Words, words_of
-from tests.faults.inject import KILL, KILL_WITHIN, PAUSE, Child, Ended, Fault, Operation, Watch
+from tests.faults.inject import KILL, KILL_WITHIN, PAUSE, Child, Ended, Fault, Watch
 from tests.faults.support import entries
 from tests.keys import key_file
 
@@ -195,7 +195,7 @@ class Ran(NamedTuple):
     """What came of a command: its exit status, what the fault met, the operations that were counted and recorded."""
 
     status: int
-    fired: Operation | None
+    fired: str
     counts: Counter[str]
     recorded: list[tuple[Any, ...]]
 
@@ -248,13 +248,13 @@ class Bench:
         self.here.mkdir()
         if case.signed:
             key_file(self.here / "keys")
-        case.prepare(self.here, lambda text: self._child(case, lambda: succeed(words_of(text, self.here))).must())
+        case.prepare(self.here, lambda text: self.child(lambda: succeed(words_of(text, self.here)), case).must())
         shutil.copytree(self.here, self._template_of(case), symlinks=True)
         words = words_of(case.text, self.here)
-        before, begun = self._child(case, lambda: seen(self.here)).must(), time.monotonic()
-        ran, modules = self._child(case, lambda: (succeed(words, Watch(self.here)), list(sys.modules))).must()
+        before, begun = self.child(lambda: seen(self.here), case).must(), time.monotonic()
+        ran, modules = self.child(lambda: (succeed(words, Watch(self.here)), list(sys.modules)), case).must()
         seconds = time.monotonic() - begun
-        facts, after = self._child(case, lambda: (facts_of(self.here), seen(self.here))).must()
+        facts, after = self.child(lambda: (facts_of(self.here), seen(self.here)), case).must()
         import_all(modules)
         stored = sum(entry.stat().st_size for _, entry in entries(self.here) if entry.is_file(follow_symlinks=False))
         gc.freeze()  # or forks would copy all that their collector looks at
@@ -266,12 +266,14 @@ class Bench:
         assert self._calm is not None
         return self._calm
 
-    def child(self, work: Callable[[], Any], user: int | None = None, kill_after: float | None = None) -> Ended:
-        return self._child(self.current.case, work, user, kill_after)
+    def child(
+        self, work: Callable[[], Any], case: Case | None = None, user: int | None = None, kill_after: float | None = None
+    ) -> Ended:
+        """How a fork ends that does this for a case, by default the current one."""
+        chosen = case or self.current.case
 
-    def _child(self, case: Case, work: Callable[[], Any], user: int | None = None, kill_after: float | None = None) -> Ended:
         def patched() -> Any:
-            case.patch()
+            chosen.patch()
             return work()
 
         return Child(patched, self._log, user).ended(HANGS_AFTER, kill_after)
@@ -292,12 +294,12 @@ class Bench:
         """Run a case with a fault: all that did not hold, with the operation that it met. None: there is no such operation."""
         calm = self.calm(name)
         self.lay_out(user)
-        ended = self.child(lambda: command(calm.words, Watch(self.here, fault)), user)
+        ended = self.child(lambda: command(calm.words, Watch(self.here, fault)), user=user)
         ran = ended.value
-        if ran is not None and ran.fired is None and not ended.died:
+        if ran is not None and not ran.fired and not ended.died:
             return None
         flaws = [*self.messages_of(fault, ended), *self.look(user, claimed=ran is not None and ran.status == 0)]
-        return named(flaws, ran.fired if ran is not None and ran.fired is not None else "killed")
+        return named(flaws, (ran and ran.fired) or "killed")
 
     def messages_of(self, fault: Fault | None, ended: Ended) -> Iterator[Flaw]:
         """What is wrong with what a command said, and how it ended. None: no fault happened, so it must have succeeded."""
@@ -320,7 +322,7 @@ class Bench:
         state = (calm.case.name, state_of(self.here), user, claimed)
         if state in self._flawless:
             return []
-        ended = self.child(lambda: look_and_run(self.here, calm.words), user)
+        ended = self.child(lambda: look_and_run(self.here, calm.words), user=user)
         allowed = {name: {calm.before.get(name), calm.after.get(name)} for name in {*calm.before, *calm.after}}
         is_done = calm.case.name == "rollback" and "is the latest version already" in ended.output
         flaws = [*found_by(ended, allowed, calm.facts if claimed else None, may_fail=is_done)]
@@ -414,7 +416,7 @@ def command(words: Words, watch: Watch | None = None) -> Ran:
         status = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    return Ran(status, watch and watch.fired, watch.counts if watch else Counter(), watch.recorded if watch else [])
+    return Ran(status, watch.fired, watch.counts, watch.recorded) if watch else Ran(status, "", Counter(), [])
 
 
 def status_of(value: Any) -> int:

@@ -11,7 +11,7 @@ import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import zstandard
@@ -22,7 +22,8 @@ from flat_tokens.keys import document_keys
 from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.remains import FRAME
-from tests.faults.commands import MARKERS, Flaw
+from tasks.output.pointer import MARKERS, Pointer, read_pointer
+from tests.faults.commands import Flaw
 from tests.faults.histories import COLLECT, Histories, History
 from tests.faults.inject import KILLS, Ended, Fault
 
@@ -36,31 +37,20 @@ OFTEN = ("refresh", "refresh", "refresh", "refresh", "approve", "approve", "roll
 CHOICES = (*OFTEN, "build", "reject", "pin", "gc", "forget", "forget")
 
 
-class State(NamedTuple):
-    """What decides at an output: its record."""
+def record(out: Path) -> Pointer:
+    """What decides at an output."""
+    return read_pointer(Store.at(out))
 
-    version: str | None
-    sequence: int
-    former: tuple[str, ...]
-    withdrawn: tuple[str, ...]
-    candidate: str | None
-    rejected: tuple[str, ...]
-    pins: frozenset[str]
-    decisions: tuple[dict[str, Any], ...]
 
-    @classmethod
-    def of(cls, out: Path) -> State:
-        pointer = _json(out / "latest.json")
-        names = ("former", "withdrawn", "rejected")
-        former, withdrawn, rejected = (tuple(one["version"] for one in pointer.get(name, ())) for name in names)
-        candidate, decisions = (pointer.get("candidate") or {}).get("version"), tuple(pointer.get("decisions", ()))
-        facts = former, withdrawn, candidate, rejected, frozenset(pointer.get("pins", ())), decisions
-        return cls(pointer.get("version"), pointer.get("sequence", 0), *facts)
+def waiting(pointer: Pointer) -> str | None:
+    """The version that waits."""
+    return pointer.candidate and pointer.candidate.version
 
-    def decided(self, version: str | None) -> tuple[str, str]:
-        """The last decision of a version, or of any, and its version."""
-        found = [one for one in self.decisions if version in (None, one["version"])]
-        return (found[-1]["decision"]["what"], found[-1]["version"]) if found else ("", "")
+
+def decided(pointer: Pointer, version: str | None) -> tuple[str, str]:
+    """The last decision of a version, or of any, and its version."""
+    found = [one for one in pointer.decisions if version in (None, one.version) and one.decision]
+    return (found[-1].decision.what, found[-1].version) if found else ("", "")
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -131,9 +121,9 @@ class Decisions(Histories):
             step = chance.choice(CHOICES) if number else "refresh"
             if step in ("refresh", "build") and number:
                 (history.change, history.lose, history.lose, history.restore)[chance.randrange(4)]()
-            if step == "forget" and (State.of(out).version is None or not history.unique):
+            if step == "forget" and (record(out).version is None or not history.unique):
                 step = "refresh"
-            if (candidate := State.of(out).candidate) and candidate not in names:
+            if (candidate := waiting(record(out))) and candidate not in names:
                 names.append(candidate)
             if step == "approve" and chance.random() < 0.3:  # what was the candidate is none any more
                 flaws += self._made(f"{number}, before", "rollback", "rollback HERE/out", None, out)
@@ -170,10 +160,10 @@ class Decisions(Histories):
 
     def _made(self, when: str, step: str, text: str, fault: Fault | None, out: Path) -> list[Flaw]:
         """What does not hold behind a command."""
-        before = State.of(out)
+        before = record(out)
         of_before = counts(out, before.version) if before.version else {}
         ended = self._run(text, fault)
-        after, when = State.of(out), f"{when}: {step}"
+        after, when = record(out), f"{when}: {step}"
         flaws = [*self._looked(when)]
         if step == "forget" and fault is None:
             gone = forgotten(out, sorted(self._asked))
@@ -183,23 +173,23 @@ class Decisions(Histories):
             flaws += [Flaw("bytes", f"{when}: {one} is not forgotten") for one in sorted(asked - gone)]
         if wrong := self._wrong_move(step, before, of_before, after, out):
             flaws.append(Flaw("pointer", f"{when}: latest went from {before.version} to {after.version}: {wrong}"))
-        are_pinned = all(after.pins & {one, successors(out).get(one)} for one in before.pins)
+        are_pinned = all({*after.pins} & {one, successors(out).get(one)} for one in before.pins)
         if after.decisions[: len(before.decisions)] != before.decisions or not are_pinned:
             flaws.append(Flaw("pointer", f"{when}: decisions or pins are lost: {before}, then {after}"))
-        if after.candidate and not any((out / "versions" / after.candidate / marker).exists() for marker in MARKERS):
-            flaws.append(Flaw("readers", f"{when}: {after.candidate} waits, and is gone"))
+        if (candidate := waiting(after)) and not any((out / "versions" / candidate / marker).exists() for marker in MARKERS):
+            flaws.append(Flaw("readers", f"{when}: {candidate} waits, and is gone"))
         if ended.hung or ended.error or "Traceback" in ended.output:
             flaws.append(Flaw("message", f"{when}: {ended.error or ended.output}"))
         elif fault is None:
             flaws += self._wrong_status(when, step, text, before, after, ended)
         return flaws
 
-    def _wrong_move(self, step: str, before: State, of_before: dict[str, int], after: State, out: Path) -> str:
+    def _wrong_move(self, step: str, before: Pointer, of_before: dict[str, int], after: Pointer, out: Path) -> str:
         """Why ``latest`` may not have moved so; nothing where it may."""
         now = after.version
         if now == before.version:
             # A successor takes the place of an earlier version in the pointer, too.
-            is_renamed = (before.former, before.withdrawn) != (after.former, after.withdrawn)
+            is_renamed = any(before.names(of) != after.names(of) for of in ("former", "withdrawn"))
             return (
                 ""
                 if after.sequence == before.sequence or is_renamed
@@ -210,28 +200,26 @@ class Decisions(Histories):
         replaced = successors(out)
         if step in ("forget", "refresh", "build") and before.version is not None and replaced.get(before.version) == now:
             return ""  # the same without documents that are forgotten
-        before = before._replace(
-            rejected=(*before.rejected, *(replaced.get(one, one) for one in before.rejected)),
-            withdrawn=(*before.withdrawn, *(replaced.get(one, one) for one in before.withdrawn)),
-        )
+        rejected, withdrawn = ({*before.names(of), *map(replaced.get, before.names(of))} for of in ("rejected", "withdrawn"))
+        candidate = waiting(before)
         match step:
-            case "refresh" if now in before.rejected or now in before.withdrawn:
+            case "refresh" if now in rejected | withdrawn:
                 return "it was rejected, or withdrawn"
-            case "build" if now in (before.candidate, replaced.get(before.candidate or "")):
+            case "build" if now in (candidate, replaced.get(candidate or "")):
                 return "it waits"
             case "build":  # no gate of its own
-                return "it was rejected" if now in before.rejected else ""
+                return "it was rejected" if now in rejected else ""
             case "refresh":
                 # A forgetting that was killed is brought to its end first: the gates look at what is left of the version.
                 former = counts(out, successor) if (successor := replaced.get(before.version or "")) else of_before
                 return "" if lets_through(former, counts(out, now)) else "no gate let it through"
             case "approve":
-                return "" if now == before.candidate and after.decided(None) == ("approved", now) else "it did not wait"
+                return "" if now == candidate and decided(after, None) == ("approved", now) else "it did not wait"
             case "rollback":
-                return "" if now in before.former else "it was never the latest"
+                return "" if now in before.names("former") else "it was never the latest"
         return "it may not move"
 
-    def _wrong_status(self, when: str, step: str, text: str, before: State, after: State, ended: Ended) -> Iterator[Flaw]:
+    def _wrong_status(self, when: str, step: str, text: str, before: Pointer, after: Pointer, ended: Ended) -> Iterator[Flaw]:
         """What is wrong with how an undisturbed command ended."""
         status = ended.value.status if ended.value is not None else None
         if step in ("refresh", "gc", "forget") and status:
@@ -239,11 +227,11 @@ class Decisions(Histories):
         if step in ("approve", "reject"):
             third = text.split()[2]
             named = third if third != "--reason" else None
-            mine = before.candidate if named in (None, before.candidate) else None
+            mine = waiting(before) if named in (None, waiting(before)) else None
             done = {"approve": "approved", "reject": "rejected"}[step]
-            if mine and (status or after.decided(None) != (done, mine)):
+            if mine and (status or decided(after, None) != (done, mine)):
                 yield Flaw("message", f"{when}: {mine} waited, and was not {done}: {ended.output}")
-            if not status and after.decided(named)[0] != done:
+            if not status and decided(after, named)[0] != done:
                 yield Flaw("message", f"{when}: nothing was {done}, and it says that it did so: {ended.output}")
 
     def _at_the_end(self, history: History, out: Path) -> Iterator[Flaw]:
@@ -259,18 +247,18 @@ class Decisions(Histories):
             history.write_without(gone, "in-anew")
             more = {"source": {**history.told["source"], "path": str(self._here / "in-anew")}}
         history.configure("anew", **more, publish={"defaults": False})
-        anew, now = self._from_nothing(), State.of(out)
+        anew, now = self._from_nothing(), record(out)
         if "failed" in anew:
             yield Flaw("message", anew)
             return
         if gone:
             yield from (Flaw("bytes", f"the end: {place}") for place in places_of(out, gone & self._asked))
             is_chosen = now.withdrawn or now.rejected  # what the sources give may be one of these
-            versions = out / "versions" / str(now.version), self._here / "anew" / "versions" / anew
+            versions = out / f"versions/{now.version}", self._here / f"anew/versions/{anew}"
             if not is_chosen and documents_of(versions[0]) != documents_of(versions[1]):
                 yield Flaw("bytes", f"the end: {now.version} has not the documents of the sources without {sorted(gone)}")
             anew = now.version
-        if now.version != anew and anew not in (*now.withdrawn, *now.rejected):
+        if now.version != anew and anew not in now.names("withdrawn", "rejected"):
             yield Flaw("pointer", f"the end: latest is {now.version}, but the sources give {anew}")
         elif now.version == anew and not gone:
             yield from self._unlike(anew)

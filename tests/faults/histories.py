@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 
 import tasks.assemble.write
 import tasks.tokenize.segments
-from tests.faults.cases import words_of
-from tests.faults.commands import HANGS_AFTER, Flaw, command, differences, import_all, named, seen
-from tests.faults.inject import KILLS, Child, Ended, Fault, Watch
+from tests.faults.cases import Case, words_of
+from tests.faults.commands import Bench, Flaw, command, differences, import_all, named, seen
+from tests.faults.inject import KILLS, Ended, Fault, Watch
 from tests.faults.support import Settings, version_digests
 from tests.sources import write_rows
 
@@ -170,11 +170,20 @@ class History:
         return Fault(kind, self.chance.randrange(1, max(counts[kind], 60) + 1), way)
 
 
-class Histories:
-    """Plays histories below *scratch*, in forks of this process, which must not have threads."""
+def small_segments() -> None:
+    """From now on a slice has many segments, and a version many spans."""
+    tasks.tokenize.segments.MEAN_BYTES, tasks.tokenize.segments.MOST_BYTES = 400, 2000
+    tasks.assemble.write.SPAN_TOKENS = tasks.assemble.write.SPAN_DOCUMENTS = 1
 
-    def __init__(self, scratch: Path) -> None:
-        self._here, self._log, self._is_warm = scratch / "here", scratch / "log", False
+
+IN_SMALL_SEGMENTS = Case("history", lambda here, command: None, "", patch=small_segments)
+
+
+class Histories:
+    """Plays histories in the directory of a bench, in forks of this process, which must not have threads."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench, self._here, self._is_warm = bench, bench.here, False
 
     def play(self, seed: int, variant: str) -> list[Flaw]:
         """Play a history; what did not hold."""
@@ -230,23 +239,14 @@ class Histories:
 
     def _looked(self, when: str) -> list[Flaw]:
         """What readers find that is wrong."""
-        ended = self._child(lambda: seen(self._here))
+        ended = self._bench.child(lambda: seen(self._here), IN_SMALL_SEGMENTS)
         return [] if ended.error is None and not ended.hung else [Flaw("readers", f"{when}: {ended.error or 'it did not end'}")]
 
     def _run(self, text: str, fault: Fault | None = None) -> Ended:
         words = words_of(text, self._here)
         if not self._is_warm:
-            modules = self._child(lambda: (command(words, None), list(sys.modules))[1]).value
+            modules = self._bench.child(lambda: (command(words, None), list(sys.modules))[1], IN_SMALL_SEGMENTS).value
             import_all(modules or ())
             self._is_warm = True
             shutil.rmtree(self._here / "out", ignore_errors=True)
-        return self._child(lambda: command(words, Watch(self._here, fault)))
-
-    def _child(self, work: Any) -> Ended:
-        def small() -> Any:
-            tasks.tokenize.segments.MEAN_BYTES = 400
-            tasks.tokenize.segments.MOST_BYTES = 2000
-            tasks.assemble.write.SPAN_TOKENS = tasks.assemble.write.SPAN_DOCUMENTS = 1
-            return work()
-
-        return Child(small, self._log).ended(HANGS_AFTER)
+        return self._bench.child(lambda: command(words, Watch(self._here, fault)), IN_SMALL_SEGMENTS)

@@ -28,6 +28,7 @@ import builtins
 import contextlib
 import errno
 import faulthandler
+import fcntl
 import functools
 import io
 import os
@@ -100,16 +101,6 @@ PAUSE, INTERRUPT = "pause", "interrupt"
 """Both with milliseconds behind: how long an operation takes, and how long after a first Ctrl-C a second one comes."""
 
 
-class Operation(NamedTuple):
-    """An operation that a fault met."""
-
-    function: str
-    path: str
-
-    def __str__(self) -> str:
-        return f"{self.function} {self.path}"
-
-
 class Fault(NamedTuple):
     """What is done to which operation.
 
@@ -136,7 +127,8 @@ class Watch:
 
     def __init__(self, root: str | os.PathLike[str], fault: Fault | None = None, record: bool = False) -> None:
         self.counts: Counter[str] = Counter()
-        self.fired: Operation | None = None
+        self.fired = ""
+        """The function and the path that the fault met."""
         self.recorded: list[tuple[Any, ...]] = []
         self._root, self._fault, self._record = os.path.realpath(root), fault, record
         self._open: dict[int, str] = {}
@@ -214,7 +206,7 @@ class Watch:
                 return self._noting(function, path, real, arguments, named)
         if action is None:
             return real(*arguments, **named)
-        self.fired = self.fired or Operation(function, path)
+        self.fired = self.fired or f"{function} {path}"
         name, _, more = action.partition(" ")
         if name in (PAUSE, INTERRUPT):
             if name == PAUSE:
@@ -301,8 +293,6 @@ def _lstat(path: Any) -> os.stat_result | None:
 
 
 def _appends(fd: int) -> bool:
-    import fcntl
-
     return bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_APPEND)
 
 

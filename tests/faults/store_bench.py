@@ -126,7 +126,7 @@ def prepare_approval(here: Path, output: str, do: Command) -> None:
 BUILD_A, BUILD_OTHER = "build HERE/a.json --no-server", "build HERE/other.json --no-server"
 REFRESH, REFRESH_OTHER = (f"refresh HERE/{name}.json --no-server --keep 1 --days 0" for name in ("new", "other"))
 APPROVE, COLLECT = "approve OUTPUT --reason seen", "gc OUTPUT --keep 1 --days 0 --delete"
-CASES = {
+SINGLE = {
     "build": Case(prepare_build, (BUILD,)),
     "refresh": Case(prepare_refresh, (REFRESH,)),
     "gc": Case(prepare_gc, (COLLECT,)),
@@ -151,6 +151,7 @@ PAIRS = {
     "an approval and a refresh that finds what waits": Case(prepare_approval, (APPROVE, REFRESH)),
 }
 """Commands at the same moment."""
+CASES = {**SINGLE, **PAIRS}
 
 
 class Fault(NamedTuple):
@@ -215,27 +216,20 @@ def serve(protocol: str, content: Content, rule: Rule, shared: _Shared) -> Serve
 
 
 class Calm(NamedTuple):
-    """A case without faults: its command, what it leaves, the latest version before and behind it, and its requests' methods."""
-
-    name: str
-    words: Words
-    facts: Facts
-    versions: tuple[str | None, str | None]
-    methods: list[str]
-
-
-class Pair(NamedTuple):
-    """Two commands one behind the other: what was there before them and behind each, with the latest version; the pointer's
-    number before them; how many requests they made, and seconds the first one took.
+    """The commands of a case in order, without faults: what was there before them and behind each, the methods of their requests,
+    and seconds the first one took.
     """
 
     name: str
     several: list[Words]
     facts: list[Facts]
-    versions: list[str]
-    sequence: int
-    requests: int
+    methods: list[str]
     seconds: float
+
+    @property
+    def versions(self) -> list[str]:
+        """The latest version before the commands and behind each."""
+        return [json.loads(one[LATEST])["version"] for one in self.facts]
 
 
 class StoreBench:
@@ -246,23 +240,31 @@ class StoreBench:
         self.protocol, self.output = protocol, f"{protocol}://bucket/out"
         self._content: Content = {}
         self._calm: Calm | None = None
-        self._pair: Pair | None = None
         self._prepared: Any = None
         import_all(IMPORTED)
 
     def calm(self, name: str) -> Calm:
-        """Prepare a case, and run it undisturbed."""
+        """Prepare a case, and run its commands one behind the other, undisturbed."""
         if self._calm is None or self._calm.name != name:
             case = CASES[name]
             self._prepare(case.prepare)
-            words = self._words(case.texts[0])
-            before, _ = self._on_store(lambda shared: read_pointer(Store.at(self.output)).version)
-            (_, facts, modules), served = self._on_store(lambda shared: (succeed(words), self._facts(shared), list(sys.modules)))
+            several = [*map(self._words, case.texts)]
+
+            def run(shared: _Shared) -> tuple[list[Facts], float, list[str]]:
+                steps, begun, seconds = [], time.monotonic(), 0.0
+                for words in several:
+                    succeed(words)
+                    seconds = seconds or time.monotonic() - begun
+                    steps.append(self._facts(shared))
+                    shared.counted = -1
+                return steps, seconds, list(sys.modules)
+
+            before, _ = self._on_store(self._facts)
+            self.lay_out()
+            (steps, seconds, modules), served = self._on_store(run)
             import_all(modules)
             gc.freeze()  # or forks would copy all that their collector looks at
-            after = json.loads(facts["store/out/latest.json"])["version"]
-            methods = [method for method, _ in served.counted]
-            self._calm = Calm(name, words, facts, (before, after), methods)
+            self._calm = Calm(name, several, [before, *steps], [method for method, _ in served.counted], seconds)
         return self._calm
 
     def _words(self, text: str) -> Words:
@@ -275,7 +277,7 @@ class StoreBench:
         for path in (self.here, self._template):
             shutil.rmtree(path, ignore_errors=True)
         self.here.mkdir(parents=True)
-        self._content, self._prepared, self._calm, self._pair = {}, prepare, None, None
+        self._content, self._prepared, self._calm = {}, prepare, None
 
         def do(text: str) -> None:
             words = self._words(text)
@@ -348,6 +350,7 @@ class StoreBench:
     def trial(self, name: str, fault: Fault) -> list[Flaw] | None:
         """Run a case with a fault: all that did not hold. None: there was no such request."""
         calm = self.calm(name)
+        (words,), after = calm.several, calm.facts[-1]
         self.lay_out()
 
         def rule(number: int, method: str, path: str) -> str | None:
@@ -355,18 +358,18 @@ class StoreBench:
 
         def run(shared: _Shared) -> Any:
             shared.counted = os.getpid()
-            return command(calm.words)
+            return command(words)
 
         with self._serving(rule) as (shared, served):
             ended = self._client(shared, run, PATIENCE_SECONDS if fault.lasting else None).ended(HANGS_AFTER)
             shared.counted = 0
-            looking = self._client(shared, lambda shared: self._look_and_run([calm.words], shared)).ended(HANGS_AFTER)
+            looking = self._client(shared, lambda shared: self._look_and_run([words], shared)).ended(HANGS_AFTER)
         if not served[0].spoiled:
             return None
         # Only a fault that lasts may be noticed.
         is_killed = fault.way == KILL
         flaws = [*messages(ended, COMMANDS, self.output, is_killed=is_killed, may_fail=fault.lasting)]
-        claimed = calm.facts if ended.value is not None and ended.value.status == 0 else None
+        claimed = after if ended.value is not None and ended.value.status == 0 else None
         flaws += found_by(looking, {"out": calm.versions}, claimed)
         if (looked := looking.value) is not None:
             written = [path for method, path in served[0].behind if method in ("PUT", "POST")]
@@ -374,7 +377,7 @@ class StoreBench:
             flaws += [Flaw("reuse", name) for name in receipts if any(name[6:] in path for path in written)]
             # Whoever dies, or finds the store gone, leaves its lease, which expires.
             leases = f"store/out/{RUNNING}/" if is_killed or fault.lasting else "none"
-            unlike = differences(looked.facts, calm.facts)
+            unlike = differences(looked.facts, after)
             flaws += [flaw for flaw in unlike if not (flaw.what == "leftovers" and flaw.told.startswith(leases))]
         return named(flaws, fault)
 
@@ -388,10 +391,10 @@ class StoreBench:
         """Two commands at the same moment: all that did not hold. In every third round they are undisturbed, in every third some
         of all requests are spoiled, and in the others one of the commands is killed besides.
         """
-        calm = self._one_by_one(name)
+        calm = self.calm(name)
         self.lay_out()
         chance, dice = random.Random(f"{name} {seed}"), at_random(seed, SPOILED)
-        kill_at = chance.randrange(1, calm.requests) if seed % 3 == 2 else 0
+        kill_at = chance.randrange(1, len(calm.methods)) if seed % 3 == 2 else 0
 
         def rule(number: int, method: str, path: str) -> str | None:
             return KILL if number == kill_at else dice(method, path) if seed % 3 else None
@@ -417,42 +420,17 @@ class StoreBench:
             return flaws
         if name.endswith("builds"):
             # Equal builds publish one version; of different ones, each that says so has moved the pointer once.
-            moved = json.loads(looked.first[LATEST])["sequence"] - calm.sequence
+            moved, before = (json.loads(facts[LATEST])["sequence"] for facts in (looked.first, calm.facts[0]))
             published = len(
                 {words[1] for words, one in zip(calm.several, ended, strict=True) if one.value and not one.value.status}
             )
-            if not published <= moved <= published + bool(kill_at):
-                flaws.append(Flaw("pointer", f"{published} versions were published, and latest.json moved {moved} times"))
+            if not published <= moved - before <= published + bool(kill_at):
+                told = f"{published} versions were published, and latest.json moved {moved - before} times"
+                flaws.append(Flaw("pointer", told))
         return flaws + list(_unlike(calm, looked.facts, leases=bool(kill_at)))
 
-    def _one_by_one(self, name: str) -> Pair:
-        """Two commands one behind the other, undisturbed."""
-        if self._pair is None or self._pair.name != name:
-            pair = PAIRS[name]
-            self._prepare(pair.prepare)
-            several = [*map(self._words, pair.texts)]
-            before, _ = self._on_store(self._facts)
-            self.lay_out()
 
-            def run(shared: _Shared) -> tuple[list[Facts], float, list[str]]:
-                steps, begun, seconds = [], time.monotonic(), 0.0
-                for words in several:
-                    succeed(words)
-                    seconds = seconds or time.monotonic() - begun
-                    steps.append(self._facts(shared))
-                    shared.counted = -1
-                return steps, seconds, list(sys.modules)
-
-            (steps, seconds, modules), served = self._on_store(run)
-            import_all(modules)
-            facts = [before, *steps]
-            versions = [json.loads(one[LATEST])["version"] for one in facts]
-            sequence = json.loads(facts[0][LATEST])["sequence"]
-            self._pair = Pair(name, several, facts, versions, sequence, len(served.counted), seconds)
-        return self._pair
-
-
-def _unlike(calm: Pair, now: Facts, *, leases: bool) -> Iterator[Flaw]:
+def _unlike(calm: Calm, now: Facts, *, leases: bool) -> Iterator[Flaw]:
     """What differs from what the same commands left one behind the other. Which versions are left, and in which order they were
     the latest, depends on who was faster; the last one is the same. *leases*: one was killed, and its lease has not expired.
     """

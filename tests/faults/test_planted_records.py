@@ -144,18 +144,6 @@ def test_what_is_no_shard_is_a_miss(storage, output, name):
     assert not fresh_store(output).exists(name or "0")
 
 
-@pytest.mark.parametrize("name", ["encoded_tokens/c/0", "documents/row/zarr.json", "receipt.json"])
-def test_a_damaged_shard_is_a_miss(storage, output, key, name):
-    path = output / "_cache" / key / name
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 4
-    path.write_bytes(data)
-    with refusal("no receipt"):
-        storage.read_path(key)
-    assert not fresh_store(output).exists(key)
-    assert [aside.name[:64] for aside in (output / "_quarantine").glob("*-*")] == [key]
-
-
 def test_damage_after_a_look_is_seen_at_the_next_one(storage, output, key):
     """Prefect asks and then reads: both have one check, the next pair has its own."""
     storage.read_path(key)

@@ -63,14 +63,6 @@ def test_staging_of_a_live_process_stays_and_of_a_dead_one_goes(tmp_path):
     assert not (output / "_staging").exists()
 
 
-def test_live_process_removes_its_staging_itself(tmp_path):
-    with other_process(tmp_path) as (process, staging):
-        process.communicate("")
-        assert process.returncode == 0
-        assert not staging.exists()
-    assert not (tmp_path / "_staging").exists()
-
-
 def test_remains_of_a_sweep_or_of_a_death_between_two_steps_are_swept(tmp_path):
     """A directory without a lock, a lock without a directory, an empty build."""
     staging = tmp_path / "_staging"
