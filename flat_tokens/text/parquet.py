@@ -116,7 +116,7 @@ def _pages_of_columns(parquet: pa.parquet.ParquetFile, file: TextFile, part: Ran
 def _pages(opened: BinaryIO, chunk: pa.parquet.ColumnChunkMetaData, rows: int, limit: int) -> Iterator[Page]:
     """The pages of a column chunk. What their headers say bounds memory, so ones that cannot be read are an error."""
     pages = pages_of(opened, first_page(chunk), rows, limit, ", or raise documents.max_bytes")
-    return pages if chunk.physical_type == "BYTE_ARRAY" else (Page(page.rows, 0, 8, for_each_row=True) for page in pages)
+    return pages if "BYTE_ARRAY" in chunk.physical_type else (Page(page.rows, 0, 8, for_each_row=True) for page in pages)
 
 
 def _leaves(metadata: pa.parquet.FileMetaData, name: str) -> list[int]:

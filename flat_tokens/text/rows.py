@@ -350,28 +350,32 @@ DASHES = (8, 13, 18, 23)
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
     """The type that ``as_plain`` makes of values of another."""
+    if pa.types.is_fixed_size_binary(kind):
+        return pa.large_binary()
     if not isinstance(kind, pa.BaseExtensionType):
         return kind
     return pa.large_string() if kind.extension_name == UUID else plain_type(kind.storage_type)
 
 
 def as_plain(values: pa.Array) -> pa.Array:
-    """Values of an extension type as they are stored, JSON as its text; UUIDs as their 36 characters; others as they are."""
+    """Values of an extension type as they are stored, JSON as its text; UUIDs as their 36 characters; bytes of a fixed length as
+    any bytes; others as they are.
+    """
     if not isinstance(values.type, pa.BaseExtensionType):
-        return values
+        return values.cast(pa.large_binary()) if pa.types.is_fixed_size_binary(values.type) else values
     return _uuids_as_text(values.storage) if values.type.extension_name == UUID else as_plain(values.storage)
 
 
 def chosen(batch: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
-    """The columns and paths *names* of a batch, none of them of an extension type; others may come with them."""
+    """The columns and paths *names* of a batch, as ``as_plain`` has them; others may come with them."""
     if not set(batch.schema.names).issuperset(names):
         batch = pa.RecordBatch.from_arrays([column_at(batch, name) for name in names], names=list(names))
     return plain_batch(batch)
 
 
 def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A batch without columns of extension types."""
-    if not any(isinstance(kind, pa.BaseExtensionType) for kind in batch.schema.types):
+    """A batch of columns as ``as_plain`` has them."""
+    if all(plain_type(kind) is kind for kind in batch.schema.types):
         return batch
     return pa.RecordBatch.from_arrays(list(map(as_plain, batch.columns)), names=batch.schema.names)
 
@@ -600,7 +604,7 @@ def _lengths(values: pa.Array) -> Int64s:
     """Bytes of each text, 0 of a null: int64[n]."""
     if pa.types.is_dictionary(values.type):
         indices = values.indices.fill_null(0).to_numpy(zero_copy_only=False)
-        return _lengths(values.dictionary)[indices] if len(values.dictionary) else np.zeros(len(values), np.int64)
+        return _lengths(as_plain(values.dictionary))[indices] if len(values.dictionary) else np.zeros(len(values), np.int64)
     if not is_text(values.type):
         return np.full(len(values), 8)
     if is_view(values.type):

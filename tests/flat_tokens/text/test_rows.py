@@ -87,6 +87,7 @@ def test_columns_of_json_and_uuids_are_read_as_text(tmp_path, form, storage):
             "text": extension(pa.json_(storage), talks),
             "id": extension(pa.uuid(), [one and one.bytes for one in ids]),
             "other": extension(pa.opaque(pa.binary_view(), "name", "vendor"), ["a", None, "b"]),
+            "fixed": pa.array([b"ab", None, "é".encode()], pa.binary(2)),
         }
     )
     if form == "arrow":
@@ -95,14 +96,23 @@ def test_columns_of_json_and_uuids_are_read_as_text(tmp_path, form, storage):
         content, kind = parquet_of(table, row_group_size=2, store_schema=form == "parquet"), PARQUET
     path = tmp_path / "x"
     path.write_bytes(content)
-    for text, settings in (("text", {}), ("text", {"has_messages": True}), ("id", {}), ("other", {})):
-        file = TextFile(str(path), "x", len(content), text, "id", kept_columns=("id", "text", "other"), **settings)  # type: ignore[arg-type]
+    for text, settings in (("text", {}), ("text", {"has_messages": True}), ("id", {}), ("other", {}), ("fixed", {})):
+        file = TextFile(str(path), "x", len(content), text, "id", kept_columns=("id", "text", "other", "fixed"), **settings)  # type: ignore[arg-type]
         rows = [rows for part in kind.ranges(file, 1 << 20) for rows in kind.read(file, part)]
-        told = {"id": [one and str(one) for one in ids], "text": talks, "other": ["a", None, "b"]}
+        told = {"id": [one and str(one) for one in ids], "text": talks, "other": ["a", None, "b"], "fixed": ["ab", None, "é"]}
         assert [text for one in rows for text in to_large(one.texts).to_pylist()] == told[text]
         assert [one_id for one in rows for one_id in ids_as_text(one.ids).to_pylist()] == told["id"]
         kept = [row for one in rows if one.columns for row in one.columns.to_pylist()]
         assert {name: [row[name] for row in kept] for name in told} == told
+
+
+def test_bytes_of_a_fixed_length_are_read_a_few_at_a_time(tmp_path):
+    """A value may be as long as a text."""
+    content = parquet_of(pa.table({"text": pa.array([bytes(1000)] * 100, pa.binary(1000))}))
+    (tmp_path / "x").write_bytes(content)
+    file = TextFile(str(tmp_path / "x"), "x", len(content), "text", batch_bytes=4000)
+    (part,) = PARQUET.ranges(file, 1 << 20)
+    assert [len(rows.texts) for rows in PARQUET.read(file, part)] == [4] * 25
 
 
 @pytest.mark.parametrize(

@@ -263,13 +263,15 @@ def test_dates_decimals_and_small_numbers(tmp_path):
             "large": pa.array([(1 << 64) - 1], pa.uint64()),
             "tag": pa.array(["x"]).dictionary_encode(),
             "half": pa.array([0.5], pa.float32()),
+            "hash": pa.array([b"ab\xff"], pa.binary(3)),
+            "hashes": pa.array([b"ab\xff"], pa.binary(3)).dictionary_encode(),
         }
     )
     pq.write_table(table, tmp_path / "x.parquet")
     names = table.column_names[2:]
     build_here(settings(tmp_path / "out", tmp_path / "x.parquet", keep=names, validation_fraction=0))
     (found,) = kept(tmp_path / "out")["train"]
-    wanted = ["2024-05-06", "2024-05-06T07:08:09.000Z", "2024-05-06T07:08:09.000", 1.25, 7, (1 << 64) - 1, "x", 0.5]
+    wanted = ["2024-05-06", "2024-05-06T07:08:09.000Z", "2024-05-06T07:08:09.000", 1.25, 7, (1 << 64) - 1, "x", 0.5, "ab\ufffd", "ab\ufffd"]
     assert [found[name] for name in names] == wanted
 
 
