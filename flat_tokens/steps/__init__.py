@@ -381,4 +381,7 @@ def _installed(use: str) -> tuple[MakeStep, str]:
     if len(found) > 1:
         raise ValueError(f"several packages have a step {use!r}: {', '.join(found)}. Remove all but one.")
     ((package, entry),) = found.items()
-    return entry.load(), package
+    try:
+        return entry.load(), package
+    except ImportError as error:
+        raise ValueError(f"step {use!r} of {package} cannot be imported: {error}. Install what it needs.") from error

@@ -8,6 +8,7 @@ import itertools
 import re
 import unicodedata
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -192,27 +193,29 @@ def test_a_manifest_has_names_versions_and_options():
 # Steps of packages
 
 
+Entries = Callable[..., ReadySteps]
+
+
 @pytest.fixture
-def package(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], ReadySteps]:
-    """Opens a step of a package that is as good as installed."""
+def entries(monkeypatch: pytest.MonkeyPatch) -> Entries:
+    """Opens the step ``house`` of packages that are as good as installed, each with the function that loads it."""
 
-    class Package:
-        name, version = "house", "3.1"
-
-    def install(step: Any) -> ReadySteps:
-        class Entry:
-            name, value, dist = "house", "house:step", Package
-
-            @staticmethod
-            def load() -> Any:
-                return lambda **options: step
-
-        found = {"flat_tokens.steps": [Entry]}
-        monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: found[group])
+    def install(**packages: Callable[[], Any]) -> ReadySteps:
+        found = [
+            SimpleNamespace(name="house", dist=SimpleNamespace(name=name, version="3.1"), load=load)
+            for name, load in packages.items()
+        ]
+        monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: {"flat_tokens.steps": found}[group])
         flat_tokens.steps._opened.cache_clear()
         return open_steps([asked("house")])
 
     return install
+
+
+@pytest.fixture
+def package(entries: Entries) -> Callable[[Any], ReadySteps]:
+    """Opens a step of a package that is as good as installed."""
+    return lambda step: entries(house=lambda: lambda **options: step)
 
 
 @pytest.fixture(autouse=True)
@@ -231,14 +234,14 @@ def test_a_shipped_step_is_not_replaced(package, monkeypatch):
     assert open_steps([asked("length", min_bytes=1)]).described[0]["version"] == "1"
 
 
-def test_two_packages_with_one_name_are_refused(monkeypatch):
-    def entry(package: str) -> Any:
-        dist = type("Package", (), {"name": package, "version": "1"})
-        return type("Entry", (), {"name": "house", "value": f"{package}:step", "dist": dist})
+def test_two_packages_with_one_name_are_refused(entries):
+    with refusal("several packages have a step 'house': one 3.1, two 3.1"):
+        entries(one=dict, two=dict)
 
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [entry("one"), entry("two")])
-    with refusal("several packages have a step 'house': one 1, two 1"):
-        open_steps([asked("house")])
+
+def test_a_package_that_lacks_another_one_is_refused_by_their_names(entries):
+    with refusal("step 'house' of one 3.1 cannot be imported: No module named 'absent'. Install what it needs"):
+        entries(one=lambda: importlib.import_module("absent"))
 
 
 def test_a_step_gets_texts_and_keys(package):
