@@ -21,7 +21,7 @@ import io
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -52,7 +52,6 @@ LLMC_BEGINNINGS = {"uint16": (20240520, 1), "uint32": (20240801, 7)}
 """Magic number and version for each type of tokens."""
 NPY_MAGIC = b"\x93NUMPY"
 NPY_HEADER_BYTES = 4096
-MARKS_AT_A_TIME = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -225,7 +224,6 @@ def plan(splits: Splits, options: Stream, kind: Kind) -> list[ExportFile]:
 
 
 def write(splits: Splits, file: ExportFile, store: Store, options: Stream, kind: Kind) -> list[StoredObject]:
-    check(splits, kind, options)
     with store.create(file.key) as writer:
         writer.write(kind.header(file.stop - file.start, kind.dtype))
         for tokens in ahead(stream(splits[file.split], file.start, file.stop, options, kind.place, kind.dtype)):
@@ -235,49 +233,30 @@ def write(splits: Splits, file: ExportFile, store: Store, options: Stream, kind:
 
 def stream(split: FlatTokens, start: int, stop: int, options: Stream, place: Place, dtype: DType) -> Iterator[AnyArray]:
     """Tokens ``start:stop`` of the stream, in arrays of some megabytes."""
-    marks = _Marks(split, place, start, options.end_of_text is not None)
-    for at in range(start, stop, BATCH_TOKENS):
-        end = min(at + BATCH_TOKENS, stop)
-        before, here = marks.passed, marks.until(end)
-        # stream -> array: subtract the end-of-text tokens before a token
-        first, last = at - before, end - before - len(here)
-        tokens = split.slice(first, last) >> np.uint32(1)
-        if options.end_of_text is None:
-            yield tokens.astype(dtype)
+    end_of_text = options.end_of_text
+    if end_of_text is None:
+        for at in range(start, stop, BATCH_TOKENS):
+            yield (split.slice(at, min(at + BATCH_TOKENS, stop)) >> np.uint32(1)).astype(dtype)
+        return
+    must_look = options.inner_end_of_text == "refuse" and end_of_text <= split.max_token_id
+    # Sequence i is tokens ``seq_starts[i] + i`` to ``seq_starts[i + 1] + i + 1`` of the stream.
+    first = bisect.bisect_right(range(split.seq_count), start, key=lambda i: contract.entry(split, i) + i) - 1
+    at = contract.entry(split, first) + first
+    for part in contract.token_ranges(partial(checked_entries, split), first, split.seq_count, BATCH_TOKENS):
+        marks = part.starts if place == "before" else part.ends
+        begin, at = at, at + part.stop - part.start + len(marks)
+        if begin >= stop:
+            return
+        if at <= start:
             continue
-        must_look = options.inner_end_of_text == "refuse" and options.end_of_text <= split.max_token_id
-        if must_look and (found := np.flatnonzero(tokens == options.end_of_text)).size:
+        tokens = split.slice(part.start, part.stop) >> np.uint32(1)
+        if must_look and (found := np.flatnonzero(tokens == end_of_text)).size:
             raise ValueError(
-                f"{split.store.url}: token {first + found[0]} is end_of_text ({options.end_of_text}) inside a sequence, which "
+                f"{split.store.url}: token {part.start + found[0]} is end_of_text ({end_of_text}) inside a sequence, which "
                 "would come back as two. Set inner_end_of_text='keep' to write it all the same."
             )
-        yield insert(tokens, here - at, options.end_of_text, dtype)
-
-
-class _Marks:
-    """Positions of a split's end-of-text tokens in its stream, from one position on."""
-
-    def __init__(self, split: FlatTokens, place: Place, start: int, exist: bool) -> None:
-        self._split, self._shift = split, int(place == "after")
-        self._count = split.seq_count if exist else 0
-        self.passed = bisect.bisect_left(range(self._count), start, key=lambda i: int(self._positions(i, i + 1)[0]))
-        self._ahead, self._read = np.empty(0, np.int64), self.passed
-
-    def until(self, stop: int) -> Int64s:
-        """The next ones before *stop*: int64[n]."""
-        while self._read < self._count and (not len(self._ahead) or self._ahead[-1] < stop):
-            last = min(self._read + MARKS_AT_A_TIME, self._count)
-            self._ahead = np.concatenate([self._ahead, self._positions(self._read, last)])
-            self._read = last
-        k = int(np.searchsorted(self._ahead, stop))
-        here, self._ahead = self._ahead[:k], self._ahead[k:]
-        self.passed += k
-        return here
-
-    def _positions(self, first: int, last: int) -> Int64s:
-        """Positions of those of sequences ``first:last``. Sequence i takes ``seq_starts[i] + i`` to ``seq_starts[i + 1] + i``."""
-        entries = checked_entries(self._split, first, last)[self._shift : self._shift + last - first]
-        return entries.astype(np.int64) + np.arange(first, last)
+        places = (marks - np.uint64(part.start)).astype(np.int64) + np.arange(len(marks))
+        yield insert(tokens, places, end_of_text, dtype)[max(start - begin, 0) : stop - begin]
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,8 @@ def read_pairs(blocks: Iterable[bytes]) -> Iterator[Int64s]:
     for block in blocks:
         data, at = rest + block, 0
         whole = _WholePairs(data)
-        while not machine.stopped:
-            if machine.marked and not machine.numbers:
+        while machine.state != "stopped":
+            if machine.state in ("marked", "pairs"):
                 at = whole.follow(at, machine)
             if not (length := machine.step(data, at, position + at)):
                 break
@@ -62,19 +62,35 @@ def read_pairs(blocks: Iterable[bytes]) -> Iterator[Int64s]:
                 machine.pair = None
         yield whole.taken()
         rest, position = data[at:], position + at
-        if machine.stopped and rest:
+        if machine.state == "stopped" and rest:
             raise ValueError(f"continues after its end, byte {position}")
-    if not machine.stopped:
+    if machine.state != "stopped":
         raise ValueError(f"ends in its middle, after byte {position + len(rest)}")
+
+
+INTEGER = -1
+"""Any opcode of an integer."""
+NEXT = {
+    "begin": {PROTO: "a pickle"},
+    "a pickle": {EMPTY_LIST: "a list"},
+    "a list": {INTEGER: "one alone", MARK: "marked", STOP: "stopped"},
+    "one alone": {INTEGER: "two alone"},
+    "two alone": {TUPLE2: "a pair alone"},
+    "a pair alone": {APPEND: "a list"},
+    "marked": {INTEGER: "one"},
+    "one": {INTEGER: "two"},
+    "two": {TUPLE2: "pairs"},
+    "pairs": {INTEGER: "one", APPENDS: "a list"},
+}
+"""By the state of the stack, the opcodes that may follow, and the state after each."""
 
 
 class _Machine:
     """The stack machine, one opcode at a time, of a list and at most two integers."""
 
     def __init__(self) -> None:
-        self.started = self.has_list = self.marked = self.stopped = False
+        self.state = "begin"
         self.numbers: list[int] = []
-        self.pending = 0  # pairs on the stack that no list has yet
         self.memoizable = False
         self.pair: IntPair | None = None
 
@@ -96,43 +112,20 @@ class _Machine:
 
     def _take(self, opcode: int, argument: bytes) -> bool:
         """Change the state. False if the opcode is not allowed in it."""
-        if not self.started:
-            self.started = opcode == PROTO and 2 <= argument[0] <= 5
-            return self.started
         if opcode == FRAME:
-            return True  # the grouping of the bytes does not matter
+            return self.state != "begin"  # the grouping of the bytes does not matter
         if MEMO_SIZES[opcode]:
             allowed, self.memoizable = self.memoizable, False  # kept for references, of which none is taken
             return allowed
         self.memoizable = opcode in (EMPTY_LIST, TUPLE2)
-        if opcode == EMPTY_LIST:
-            allowed, self.has_list = not self.has_list, True
-            return allowed
-        if not self.has_list:
-            return False
-        if opcode == TUPLE2:
-            if len(self.numbers) != 2:
-                return False
-            self.pair, self.numbers = (self.numbers[0], self.numbers[1]), []
-            self.pending += 1
-            return self.marked or self.pending == 1
-        if opcode in (BININT1, BININT2, BININT, LONG1):
+        is_integer = opcode in (BININT1, BININT2, BININT, LONG1)
+        self.state = NEXT[self.state].get(INTEGER if is_integer else opcode, "")
+        if is_integer:
             number = argument[1:] if opcode == LONG1 else argument
             self.numbers.append(int.from_bytes(number, "little", signed=opcode in (BININT, LONG1)))
-            return len(self.numbers) <= 2 and (self.marked or self.pending == 0)
-        if self.numbers:
-            return False
-        if opcode == MARK:
-            allowed, self.marked = not self.marked and not self.pending, True
-            return allowed
-        if opcode == APPENDS:
-            allowed, self.marked, self.pending = self.marked and self.pending > 0, False, 0
-            return allowed
-        if opcode == APPEND:
-            allowed, self.pending = not self.marked and self.pending == 1, 0
-            return allowed
-        self.stopped = opcode == STOP and not self.marked and not self.pending
-        return self.stopped
+        elif opcode == TUPLE2 and self.state:
+            self.pair, self.numbers = (self.numbers[0], self.numbers[1]), []
+        return self.state != "" and (opcode != PROTO or 2 <= argument[0] <= 5)
 
 
 def _length(opcode: int, data: bytes, at: int, position: int) -> int:
@@ -174,7 +167,7 @@ class _WholePairs:
             take(at)
             at = end
         if at > begin:
-            machine.pending, machine.memoizable = machine.pending + 1, False
+            machine.state, machine.memoizable = "pairs", False
         return at
 
     def taken(self) -> Int64s:

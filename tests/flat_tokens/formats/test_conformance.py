@@ -756,7 +756,6 @@ def in_pieces(patch: pytest.MonkeyPatch) -> None:
         "mds.STARTS_AT_A_TIME": 3,
         "megatron.STARTS_AT_A_TIME": 3,
         "nanogpt.BATCH_TOKENS": 5,
-        "nanogpt.MARKS_AT_A_TIME": 3,
         "olmo.LINES_AT_A_TIME": 3,
         "olmo.TEXT_AT_A_TIME": 24,
     }.items():
