@@ -18,7 +18,16 @@ import numpy as np
 
 from flat_tokens.annotations import AnyArray, Int64s, JsonFacts
 from flat_tokens.extras import pa
-from flat_tokens.pages import PLACE_BYTES, Footer, Page, batch_lengths, common_lengths, first_page, pages_of, sound_metadata
+from flat_tokens.pages import (
+    PLACE_BYTES,
+    Page,
+    batch_lengths,
+    common_lengths,
+    first_page,
+    open_in_pieces,
+    pages_of,
+    sound_metadata,
+)
 from flat_tokens.stores.store import NO_OBJECT, ObjectWriter, Store
 
 GROUP_ROWS = 1 << 14
@@ -379,16 +388,11 @@ class Columns:
         path = self.store.path(part.key)
         try:
             stored = _Stored(self.store, part.key)
-            footer = Footer(stored)
-            with pa.parquet.ParquetFile(footer, pre_buffer=True) as first:
-                metadata = sound_metadata(first, footer, first.schema_arrow.names)
+            _, metadata = sound_metadata(stored, lambda schema: schema.names)
             leaves = {metadata.schema.column(i).path for i in range(metadata.num_columns)}
             texts = [name for name, kind in self.kinds.items() if kind == "text" and name in leaves]
             # A text that many rows have stays one text.
-            settings = {"read_dictionary": texts, "pre_buffer": False, "page_checksum_verification": True}
-            with pa.parquet.ParquetFile(
-                pa.PythonFile(stored, "r"), metadata=metadata, buffer_size=1 << 20, **settings
-            ) as parquet:
+            with open_in_pieces(pa.PythonFile(stored, "r"), metadata=metadata, read_dictionary=texts) as parquet:
                 groups = map(metadata.row_group, range(metadata.num_row_groups))
                 if (count := sum(group.num_rows for group in groups)) != part.stop - part.first:
                     raise ValueError(f"{path} has {count} rows instead of {part.stop - part.first}")

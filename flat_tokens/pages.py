@@ -7,7 +7,7 @@ left to the file's own averages.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from flat_tokens.annotations import IntPair
@@ -31,7 +31,7 @@ class SupportsRead(Protocol):
     def read(self, size: int = -1, /) -> bytes: ...
 
 
-class Footer:
+class _Footer:
     """An open file that seems to have ended once it is ``sealed``. ``was_asked``: something tried to read it then."""
 
     def __init__(self, file: SupportsRead) -> None:
@@ -46,17 +46,30 @@ class Footer:
         return getattr(self._file, name)
 
 
-def sound_metadata(parquet: pa.parquet.ParquetFile, footer: Footer, columns: Sequence[str]) -> pa.parquet.FileMetaData:
-    """The metadata of a file that is opened with ``pre_buffer``. It is refused where it is damaged before a column chunk's is
-    asked for: the library raises an error when it is about to read all chunks, but ends the process when it is asked for one.
+def sound_metadata(
+    file: SupportsRead,
+    columns_of: Callable[[pa.Schema], Sequence[str]],
+    known: pa.parquet.FileMetaData | None = None,
+) -> tuple[Sequence[str], pa.parquet.FileMetaData]:
+    """The columns that a file's schema gives, which may refuse it, and its metadata; *known*: the same, read before. It is
+    refused where it is damaged before a column chunk's is asked for: the library raises an error when it is about to read all
+    chunks, but ends the process when it is asked for one.
     """
-    footer.sealed = True
-    try:
-        next(parquet.iter_batches(1, list(range(parquet.num_row_groups)), columns, use_threads=False), None)
-    except (OSError, pa.ArrowException):
-        if not footer.was_asked:
-            raise
-    return parquet.metadata
+    footer = _Footer(file)
+    with pa.parquet.ParquetFile(footer, metadata=known, pre_buffer=True) as parquet:
+        columns = columns_of(parquet.schema_arrow)
+        footer.sealed = True
+        try:
+            next(parquet.iter_batches(1, list(range(parquet.num_row_groups)), columns, use_threads=False), None)
+        except (OSError, pa.ArrowException):
+            if not footer.was_asked:
+                raise
+        return columns, parquet.metadata
+
+
+def open_in_pieces(source: Any, **settings: Any) -> pa.parquet.ParquetFile:
+    """A file whose column chunks, which may be larger than memory, are read as they are decoded, with checksums."""
+    return pa.parquet.ParquetFile(source, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True, **settings)
 
 
 def first_page(chunk: pa.parquet.ColumnChunkMetaData) -> int:

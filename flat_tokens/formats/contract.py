@@ -133,6 +133,8 @@ class Options:
                 true_or_false(name, value)
             if str in kinds and not (isinstance(value, str) or (value is None and NoneType in kinds)):
                 raise ValueError(f"{name} is {value!r}, but it is text")
+            if name == "column" and value == "":
+                raise ValueError("column is '', but it is a column's name")
             if name == "end_of_text":
                 check_token_id(name, value)
             elif int in kinds and not (value is None and NoneType in kinds) and (type(value) is not int or value < 1):

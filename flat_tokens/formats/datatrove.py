@@ -46,7 +46,7 @@ class Datatrove(contract.DocumentOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if type(self.tokenizer) is not str or {"|", "\n"} & set(self.tokenizer):
+        if {"|", "\n"} & set(self.tokenizer):
             raise ValueError(f"tokenizer is {self.tokenizer!r}, but it is a name without | and without line breaks")
 
 

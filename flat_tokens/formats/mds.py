@@ -303,8 +303,6 @@ class Mds(Stream):
             raise ValueError("drop_last is set, but only where there is a length can the last sample be shorter")
         if self.bytes_type not in TYPES:
             raise ValueError(f"bytes_type is {self.bytes_type!r}, but it is one of {', '.join(sorted(TYPES))}")
-        if self.column is not None and (not isinstance(self.column, str) or not self.column):
-            raise ValueError(f"column is {self.column!r}, but it is a column's name")
 
     @property
     def end_bytes(self) -> int:

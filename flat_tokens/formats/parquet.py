@@ -23,7 +23,7 @@ from flat_tokens.columns import ObjectFile, type_of
 from flat_tokens.extras import pa
 from flat_tokens.formats import contract
 from flat_tokens.formats.contract import BATCH_TOKENS, ExportFile, Files, Format, Splits
-from flat_tokens.pages import Footer, first_page, pages_of, sound_metadata
+from flat_tokens.pages import first_page, open_in_pieces, pages_of, sound_metadata
 from flat_tokens.rows.documents import kept_columns
 from flat_tokens.rows.split import checked_stop
 from flat_tokens.rows.views import IGNORED_LABEL, running_sums
@@ -34,7 +34,6 @@ from flat_tokens.text.limits import LARGEST_PAGE
 MAX_ROW_TOKENS = 2**31 - 1
 """A list's offsets are 32 bits wide."""
 MAX_BATCH_ROWS = 1 << 20
-READ_BUFFER_BYTES = 1 << 20
 
 PARQUET_ENDINGS = (".parquet", ".pq")
 ARROW_ENDINGS = (".arrow", ".ipc", ".feather")
@@ -60,8 +59,6 @@ class Lists(contract.Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, value in asdict(self).items():
-            if name == "column" and (not isinstance(value, str) or not value):
-                raise ValueError(f"column is {value!r}, but it is a column's name")
             if isinstance(value, int) and value > MAX_ROW_TOKENS:
                 raise ValueError(f"{name} is {value}, but lists hold up to {MAX_ROW_TOKENS} tokens")
 
@@ -267,20 +264,14 @@ class ParquetRows(ListRows):
     def _footer(self) -> tuple[tuple[str, ...], tuple[RowGroup, ...]]:
         """The masks, and the row groups."""
         with _refused_by_name(self.path, "Parquet"), self.store.open(self.key) as opened:
-            footer = Footer(opened)
-            with pa.parquet.ParquetFile(footer, pre_buffer=True) as file:
-                _check_column(file.schema_arrow, self.column, self.path)
-                masks = _masks(file.schema_arrow, self)
-                columns = [self.column, *masks]
-                metadata = sound_metadata(file, footer, columns)
-                paths = [column.path for column in file.schema]
-                leaves = [next(i for i, path in enumerate(paths) if path.startswith(f"{column}.")) for column in columns]
-                found = map(metadata.row_group, range(metadata.num_row_groups))
-                chunks = [(group.num_rows, map(group.column, leaves)) for group in found]
-                return masks, tuple(
-                    RowGroup(rows, tuple((chunk.num_values, first_page(chunk)) for chunk in of_group))
-                    for rows, of_group in chunks
-                )
+            columns, metadata = sound_metadata(opened, lambda schema: [self.column, *_masks(schema, self)])
+            paths = [column.path for column in metadata.schema]
+            leaves = [next(i for i, path in enumerate(paths) if path.startswith(f"{column}.")) for column in columns]
+            found = map(metadata.row_group, range(metadata.num_row_groups))
+            chunks = [(group.num_rows, map(group.column, leaves)) for group in found]
+            return tuple(columns[1:]), tuple(
+                RowGroup(rows, tuple((chunk.num_values, first_page(chunk)) for chunk in of_group)) for rows, of_group in chunks
+            )
 
     @property
     def masks(self) -> tuple[str, ...]:
@@ -296,7 +287,11 @@ class ParquetRows(ListRows):
 
     def parts(self, start: int, stop: int, max_tokens: int) -> Iterator[TokenLists]:
         first = 0
-        with self._opened() as file:
+        with (
+            _refused_by_name(self.path, "Parquet"),
+            _source(self.store, self.key) as source,
+            open_in_pieces(source) as file,
+        ):
             for number, (rows, chunks) in enumerate(self.groups):
                 if first < stop and first + rows > start:
                     at = first
@@ -311,17 +306,6 @@ class ParquetRows(ListRows):
                     if at != first + rows:
                         raise ValueError(f"{self.path}: row group {number} has {at - first} rows, but the file says {rows}")
                 first += rows
-
-    @contextmanager
-    def _opened(self) -> Iterator[Any]:
-        # Column chunks may be far larger than memory: they are read as they are decoded.
-        settings = {"pre_buffer": False, "buffer_size": READ_BUFFER_BYTES, "page_checksum_verification": True}
-        with (
-            _refused_by_name(self.path, "Parquet"),
-            _source(self.store, self.key) as source,
-            pa.parquet.ParquetFile(source, **settings) as file,
-        ):
-            yield file
 
     def _check_pages(self, column: str, values: int, start: int) -> None:
         """ValueError where a page of a column chunk says that it is larger than any is: the library would take that memory."""
@@ -338,9 +322,7 @@ class ArrowRows(ListRows):
     """The rows of an Arrow file or stream. ValueError when it is made, if it is neither or has no such column of token ids."""
 
     def __post_init__(self) -> None:
-        with self._opened() as (schema, _):
-            _check_column(schema, self.column, self.path)
-            _masks(schema, self)
+        self.masks  # noqa: B018  # the file is looked at
 
     @cached_property
     def masks(self) -> tuple[str, ...]:
@@ -512,7 +494,10 @@ def _check_column(schema: Any, column: str, path: str) -> None:
 
 
 def _masks(schema: Any, rows: ListRows) -> tuple[str, ...]:
-    """The columns of masks. A label of a whole row is something else; a column of another mask's name is refused by its type."""
+    """The columns of masks. A label of a whole row is something else; a column of another mask's name is refused by its type, and
+    a file without the tokens' column.
+    """
+    _check_column(schema, rows.column, rows.path)
     found = []
     for name in (*(LOSS_MASKS if rows.reads_labels else ()), ATTENTION):
         indices = [] if name == rows.column else schema.get_all_field_indices(name)

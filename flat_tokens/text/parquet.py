@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import BinaryIO, TypeAlias
 
 from flat_tokens.extras import pa
-from flat_tokens.pages import Footer, Page, batch_lengths, common_lengths, first_page, pages_of, sound_metadata
+from flat_tokens.pages import Page, batch_lengths, common_lengths, first_page, open_in_pieces, pages_of, sound_metadata
 from flat_tokens.stores.reading import library_path
 from flat_tokens.text import limits
 from flat_tokens.text.rows import (
@@ -53,9 +53,7 @@ def _opened(file: TextFile) -> Iterator[pa.parquet.ParquetFile]:
         if file.content is not None:
             opened = pa.BufferReader(file.content)
         state, known = FOOTERS.find(file)
-        parquet = stack.enter_context(
-            pa.parquet.ParquetFile(opened, metadata=known, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True)
-        )
+        parquet = stack.enter_context(open_in_pieces(opened, metadata=known))
         if known is None:
             FOOTERS.keep(file, state, parquet.metadata)
         yield parquet
@@ -181,35 +179,35 @@ def _joined(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
-@contextlib.contextmanager
-def _metadata(file: TextFile) -> Iterator[pa.parquet.FileMetaData]:
+def _metadata(file: TextFile) -> pa.parquet.FileMetaData:
     """The metadata of a file that has the columns and whose footer is sound."""
+
+    def checked(schema: pa.Schema) -> list[str]:
+        check_columns(file, schema)
+        return file.columns
+
     with file.open() as opened:
-        footer = Footer(opened)
         state, known = FOOTERS.find(file)
-        with pa.parquet.ParquetFile(footer, metadata=known, pre_buffer=True) as parquet:
-            check_columns(file, parquet.schema_arrow)
-            try:
-                metadata = sound_metadata(parquet, footer, file.columns)
-            except OSError as error:
-                if "decrypt" not in str(error):
-                    raise
-                columns = ", ".join(map(repr, file.columns))
-                raise ValueError(
-                    f"{file.name}: a column of {columns} is encrypted, and there are no keys here. Write it without encryption "
-                    "first."
-                ) from error
-            if known is None:
-                FOOTERS.keep(file, state, metadata)
-            yield metadata
+        try:
+            _, metadata = sound_metadata(opened, checked, known)
+        except OSError as error:
+            if "decrypt" not in str(error):
+                raise
+            columns = ", ".join(map(repr, file.columns))
+            raise ValueError(
+                f"{file.name}: a column of {columns} is encrypted, and there are no keys here. Write it without encryption first."
+            ) from error
+        if known is None:
+            FOOTERS.keep(file, state, metadata)
+        return metadata
 
 
 def ranges(file: TextFile, range_bytes: int) -> Iterator[Range]:
-    with _metadata(file) as metadata:
-        sizes = [sum(sizes) for sizes in zip(*(_sizes(metadata, name) for name in file.text_columns), strict=True)]
-        rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-        if sum(rows) != metadata.num_rows:
-            raise OSError(f"its row groups have {sum(rows)} rows, but it says {metadata.num_rows}")
+    metadata = _metadata(file)
+    sizes = [sum(sizes) for sizes in zip(*(_sizes(metadata, name) for name in file.text_columns), strict=True)]
+    rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+    if sum(rows) != metadata.num_rows:
+        raise OSError(f"its row groups have {sum(rows)} rows, but it says {metadata.num_rows}")
     for start, stop in neighbours(sizes, range_bytes):
         size = sum(sizes[start:stop])
         cuts = min(-(-size // range_bytes), MAX_CUTS_OF_A_ROW_GROUP, rows[start]) if stop == start + 1 else 1
@@ -223,10 +221,10 @@ def ranges(file: TextFile, range_bytes: int) -> Iterator[Range]:
 
 def chunks_of(file: TextFile, part: Range) -> Iterator[Span]:
     """The column chunks of a range."""
-    with _metadata(file) as metadata:
-        leaves = [i for name in file.columns for i in _leaves(metadata, name)]
-        for chunk in (metadata.row_group(group).column(i) for group in range(part.start, part.stop) for i in leaves):
-            yield first_page(chunk), first_page(chunk) + chunk.total_compressed_size
+    metadata = _metadata(file)
+    leaves = [i for name in file.columns for i in _leaves(metadata, name)]
+    for chunk in (metadata.row_group(group).column(i) for group in range(part.start, part.stop) for i in leaves):
+        yield first_page(chunk), first_page(chunk) + chunk.total_compressed_size
 
 
 def rows_before(file: TextFile, part: Range) -> int:
@@ -237,10 +235,9 @@ def rows_before(file: TextFile, part: Range) -> int:
 
 def holding(file: TextFile, rows: Sequence[int]) -> Iterator[tuple[Range, int]]:
     """The row groups that hold any of *rows*."""
-    with _metadata(file) as metadata:
-        counts = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-    first = 0
-    for group, count in enumerate(counts):
+    metadata, first = _metadata(file), 0
+    for group in range(metadata.num_row_groups):
+        count = metadata.row_group(group).num_rows
         if any(first <= row < first + count for row in rows):
             yield Range(group, group + 1, None, 0), first
         first += count
