@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens
-from flat_tokens.formats import Files, open_any, source
+from flat_tokens.formats import Files, open_any
 from flat_tokens.formats.contract import Joined, bounded_batches, sequence_ranges, split_of
 from flat_tokens.formats.megatron import Megatron
 from flat_tokens.formats.modalities import Modalities
@@ -93,12 +93,6 @@ def test_flat_tokens_datasets_open_like_any_format(tmp_path):
     assert list(open_any(tmp_path / "d/validation").splits["validation"].sequence(0)) == [4]
 
 
-def test_what_is_in_no_format_is_refused_by_name(tmp_path):
-    (tmp_path / "notes.txt").write_text("no tokens in here\n")
-    with refusal(r"notes\.txt: is in none of the formats"):
-        open_any(tmp_path / "notes.txt")
-
-
 def test_what_is_in_several_formats_is_refused_until_one_is_named(tmp_path):
     export("modalities", splits_of([[1]]), tmp_path, Modalities())
     export("megatron", splits_of([[2]]), tmp_path, Megatron())
@@ -116,15 +110,6 @@ def test_a_damaged_dataset_is_not_taken_for_another_format(tmp_path):
     (tmp_path / "d/train/zarr.json").unlink()
     with refusal("train: there is no zarr group here", FileNotFoundError):
         open_any(tmp_path / "d")
-
-
-def test_the_source_of_an_export_is_a_datasets_splits(tmp_path):
-    write_sequences(tmp_path / "d", [[1, 2], [3]], [[4]])
-    splits = source(tmp_path / "d")
-    assert list(splits) == ["train", "validation"]
-    assert [sequences_in(split, 100) for split in splits.values()] == [[[1, 2], [3]], [[4]]]
-    with pytest.raises(FileNotFoundError):
-        source(tmp_path / "nothing")
 
 
 @examples(20)

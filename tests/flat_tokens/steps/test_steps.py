@@ -122,14 +122,6 @@ def test_steps_are_taken_one_after_the_other():
 
 
 @COMPOSES
-def test_no_documents_are_no_error():
-    everything = [asked("length", min_bytes=1), asked("pattern", keep="x"), asked("normalize")]
-    found = taken(everything)
-    assert (found.keep.tolist(), found.texts.to_pylist()) == ([], [])
-    assert taken(everything, "y").texts.to_pylist() == []
-
-
-@COMPOSES
 @given(
     st.lists(st.text(st.sampled_from("ab\r\né"), max_size=6), max_size=12),
     st.lists(st.integers(0, 12), max_size=3),
@@ -226,12 +218,6 @@ def _no_step_stays() -> Any:
 
 def test_a_step_without_a_version_has_its_packages(package):
     assert package(lambda documents: Outcome()).described[0]["version"] == "house 3.1"
-
-
-def test_a_shipped_step_is_not_replaced(package, monkeypatch):
-    package(lambda documents: Outcome())
-    assert isinstance(SHIPPED["length"], type)
-    assert open_steps([asked("length", min_bytes=1)]).described[0]["version"] == "1"
 
 
 def test_two_packages_with_one_name_are_refused(entries):

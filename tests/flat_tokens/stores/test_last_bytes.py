@@ -58,9 +58,13 @@ def asked_for_objects() -> list[str]:
 
 
 @pytest.mark.parametrize("layout", flat_tokens.LAYOUTS)
-def test_a_dataset_is_read_by_the_sizes_of_its_manifest(layout):
+def test_a_dataset_is_read_by_the_sizes_of_its_manifest(layout, tmp_path):
+    """Through a cache, too."""
     url = f"nolast://{uuid.uuid4().hex}"
     write_sequences(url, SEQUENCES, layout=layout)
+    for _ in range(2):
+        train = flat_tokens.open(url, cache=tmp_path, cache_bytes=10**8).train
+        assert train.sequence(77).tolist() == SEQUENCES[77]
     NoLastBytes.asked.clear()
     train = flat_tokens.open(url).train
     rows = train.packed(64).batch([3, 200])
@@ -101,12 +105,3 @@ def test_a_missing_object_is_an_error_of_its_own():
     for tokens in (flat_tokens.open(url).train.encoded_tokens, open_array(store / "train/encoded_tokens", "uint32")):
         with pytest.raises(FileNotFoundError):
             tokens.read(0, 5)
-
-
-@pytest.mark.parametrize("layout", flat_tokens.LAYOUTS)
-def test_a_cache_works_as_ever(tmp_path, layout):
-    url = f"nolast://{uuid.uuid4().hex}"
-    write_sequences(url, SEQUENCES, layout=layout)
-    for _ in range(2):
-        train = flat_tokens.open(url, cache=tmp_path, cache_bytes=10**8).train
-        assert train.sequence(77).tolist() == SEQUENCES[77]
