@@ -36,7 +36,7 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeVar, g
 
 import numpy as np
 
-from flat_tokens.annotations import AnyArray, DType, Int64Pair, Int64s, IntPair, JsonObject, UInt8s, UInt32s, UInt64s
+from flat_tokens.annotations import AnyArray, Bools, DType, Int64Pair, Int64s, IntPair, JsonObject, UInt8s, UInt32s, UInt64s
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
 from flat_tokens.manifest import TEST, SplitName
 from flat_tokens.options import true_or_false
@@ -442,15 +442,20 @@ def ranges_within(limit: int, count: int, size: Callable[[int], int], most: int 
 
 
 def byte_ranges(
-    split: FlatTokens, limit: int, head: int, size: Callable[[int], int], end: int, what: str, most: int | None = None
+    split: FlatTokens, limit: int, head: int, alone: int, end: int, what: str, most: int | None = None
 ) -> list[IntPair]:
-    """Ranges of 1 to *most* sequences, for files that have a *head* and at most *limit* bytes in all. *size*: the bytes that the
-    first i sequences take. ValueError for a sequence with which a file, *what*, would have *end* bytes or more.
+    """Ranges of 1 to *most* sequences, for files that have a *head* and at most *limit* bytes in all: 4 of each token, and those
+    that each sequence takes *alone*. ValueError for a sequence with which a file, *what*, would have *end* bytes or more.
     """
+
+    def size(i: int) -> int:
+        """The bytes of the first *i* sequences."""
+        return 4 * entry(split, i) + i * alone
+
     ranges = list(ranges_within(max(limit - head, 1), split.seq_count, size, most))
     for start, stop in ranges:
-        if stop == start + 1 and (alone := size(stop) - size(start) + head) >= end:
-            raise ValueError(f"{split.store.url}: sequence {start} takes {alone} bytes, but {what} end at {end - 1}")
+        if stop == start + 1 and (taken := size(stop) - size(start) + head) >= end:
+            raise ValueError(f"{split.store.url}: sequence {start} takes {taken} bytes, but {what} end at {end - 1}")
     return ranges
 
 
@@ -627,10 +632,7 @@ class IndexedDocuments:
         """Number of tokens of each document, including the added one: int64 arrays, in order."""
         if self._must_look:
             for part, tokens in self._ranges():
-                lengths = (part.ends - part.begins).astype(np.int64)
-                added = np.ones(len(lengths), np.bool_)
-                added[lengths > 0] = tokens[part.last] != self.end_of_text
-                yield lengths + added
+                yield (part.ends - part.begins).astype(np.int64) + self._are_closed(part, tokens)
             return
         for start in range(self.start, self.stop, STARTS_AT_A_TIME):
             entries = checked_entries(self.split, start, min(start + STARTS_AT_A_TIME, self.stop))
@@ -649,11 +651,7 @@ class IndexedDocuments:
             if self.end_of_text is None:
                 yield tokens.astype(dtype)
                 continue
-            ends = (part.ends - np.uint64(part.start)).astype(np.int64)
-            if self._must_look:
-                closed = np.zeros(len(ends), np.bool_)
-                closed[part.ends > part.begins] = tokens[part.last] == self.end_of_text
-                ends = ends[~closed]
+            ends = (part.ends - np.uint64(part.start)).astype(np.int64)[self._are_closed(part, tokens)]
             yield insert(tokens, ends + np.arange(len(ends)), self.end_of_text, dtype)
 
     def masks(self) -> Iterator[UInt8s]:
@@ -669,6 +667,13 @@ class IndexedDocuments:
             out = insert(mask, at, 0, np.dtype(np.uint8))
             out[at[part.ends > part.begins]] = mask[part.last]
             yield out
+
+    def _are_closed(self, part: StreamRange, tokens: UInt32s) -> Bools:
+        """Whether a token is added to each of the documents that end in a range: bool[n]."""
+        added = np.ones(len(part.ends), np.bool_)
+        if self._must_look:
+            added[part.ends > part.begins] = tokens[part.last] != self.end_of_text
+        return added
 
     @property
     def _must_look(self) -> bool:

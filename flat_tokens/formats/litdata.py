@@ -11,7 +11,7 @@ import posixpath
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,6 @@ from flat_tokens.formats.contract import (
 )
 from flat_tokens.manifest import SplitName
 from flat_tokens.options import digits
-from flat_tokens.rows.split import FlatTokens
 from flat_tokens.stores.store import Store, StoredObject
 
 MAX_CHUNK_BYTES = 2**32
@@ -72,14 +71,9 @@ class Litdata(contract.Options):
 
 def plan(splits: Splits, options: Litdata) -> list[ExportFile]:
     """Files of documents. The index of a split is written at last."""
-    files, end_tokens = [], options.end_of_text is not None
-
-    def size(split: FlatTokens, i: int) -> int:
-        """The bytes that the first *i* documents take, with their offsets."""
-        return INT32.itemsize * (contract.entry(split, i) + i * end_tokens) + 4 * i
-
+    files, alone = [], 4 + INT32.itemsize * (options.end_of_text is not None)  # a document's offset and end
     for name, split in splits.items():
-        ranges = contract.byte_ranges(split, options.size_limit, 8, partial(size, split), MAX_CHUNK_BYTES, "chunks")
+        ranges = contract.byte_ranges(split, options.size_limit, 8, alone, MAX_CHUNK_BYTES, "chunks")
         files += [ExportFile(f"{name}/chunk-0-{i}.bin", name, start, stop) for i, (start, stop) in enumerate(ranges)]
     return files
 

@@ -44,7 +44,7 @@ from flat_tokens.formats.contract import (
 )
 from flat_tokens.formats.nanogpt import Stream, StreamReader, check_bounds, stream, stream_length
 from flat_tokens.manifest import SplitName
-from flat_tokens.rows.split import STARTS_AT_A_TIME, FlatTokens
+from flat_tokens.rows.split import STARTS_AT_A_TIME
 from flat_tokens.rows.views import running_sums
 from flat_tokens.stores.store import Store, StoredObject, json_object
 
@@ -356,8 +356,8 @@ def plan(splits: Splits, options: Mds) -> list[ExportFile]:
     files = []
     for name, split in splits.items():
         if options.length is None:
-            size = partial(_bytes_before, split, _sample_bytes(int(options.end_of_text is not None)))
-            ranges = contract.byte_ranges(split, options.size_limit, head, size, options.end_bytes, "shards", MAX_SAMPLES)
+            alone = _sample_bytes(int(options.end_of_text is not None))
+            ranges = contract.byte_ranges(split, options.size_limit, head, alone, options.end_bytes, "shards", MAX_SAMPLES)
         else:
             check_bounds(split, options, f"samples of {options.length} tokens keep")
             total = (stream_length(split, options) + (0 if options.drop_last else options.length - 1)) // options.length
@@ -368,11 +368,6 @@ def plan(splits: Splits, options: Mds) -> list[ExportFile]:
     if not files and any(split.seq_count for split in splits.values()):
         raise ValueError(f"no split has as many as {options.length} tokens. Set a smaller length, or drop_last to false.")
     return files
-
-
-def _bytes_before(split: FlatTokens, alone: int, i: int) -> int:
-    """The most bytes that the first *i* sequences take, each *alone* more than its tokens."""
-    return INT32.itemsize * contract.entry(split, i) + i * alone
 
 
 def write(splits: Splits, file: ExportFile, store: Store, options: Mds) -> list[StoredObject]:

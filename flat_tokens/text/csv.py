@@ -14,7 +14,7 @@ from typing import BinaryIO, Literal
 
 import numpy as np
 
-from flat_tokens.annotations import Int64s, UInt8s
+from flat_tokens.annotations import Int64s
 from flat_tokens.extras import pa
 from flat_tokens.text import limits
 from flat_tokens.text.plain import BOM
@@ -98,8 +98,11 @@ def _parse(block: bytes, file: TextFile, header: list[str]) -> pa.RecordBatch | 
     returns = np.flatnonzero(padded[1:-1] == ord("\r"))
     if _outside(returns[padded[returns + 2] != ord("\n")], quotes).size:
         return None
-    if _may_merge_rows(file):
-        _check_rows(block, padded[1:-1], quotes, file, len(header))
+    if len(quotes) and _may_merge_rows(file):
+        ends = np.flatnonzero(padded[1:] == ord("\n"))  # with that behind the block
+        bounds = np.concatenate([[0], _outside(ends, quotes) + 1])
+        for i in np.flatnonzero(np.diff(np.searchsorted(ends, bounds)) > 1):
+            _check_row(file, block[bounds[i] : bounds[i + 1]], len(header))
     wanted = {file.columns[k]: f"{header.index(name)}" for k, name in enumerate(file.columns)}
     try:
         table = pa.csv.read_csv(
@@ -120,28 +123,15 @@ def _may_merge_rows(file: TextFile) -> bool:
     return file.quotes is None and _delimiter(file) != ","
 
 
-def _check_rows(block: bytes, data: UInt8s, quotes: Int64s, file: TextFile, columns: int) -> None:
+def _check_row(file: TextFile, row: bytes, columns: int) -> None:
     """ValueError where a row goes over several lines, each of which is a row by itself."""
-    ends = np.flatnonzero(data == ord("\n"))
-    row_ends = _outside(ends, quotes)
-    if len(row_ends) == len(ends):
-        return
-    ends = ends if block.endswith(b"\n") else np.append(ends, len(block))
-    delimiters = np.diff(np.searchsorted(np.flatnonzero(data == ord(_delimiter(file))), ends), prepend=0)
-    row = np.searchsorted(row_ends, ends)  # line -> row
-    firsts = np.flatnonzero(np.diff(row, prepend=-1))
-    is_row = np.minimum.reduceat(delimiters == columns - 1, firsts) & (np.diff(firsts, append=len(ends)) > 1)
-    if is_row.any():
-        first = firsts[int(np.flatnonzero(is_row)[0])]
-        raise _merged(file, block[ends[first - 1] + 1 if first else 0 :], columns)
-
-
-def _merged(file: TextFile, row: bytes, columns: int) -> ValueError:
-    begin = row.partition(b"\n")[0][:40].decode("utf-8", "replace")
-    return ValueError(
-        f"{file.name}: the row that begins {begin!r} goes over several lines by its quotes, and each of the lines has {columns} "
-        "columns. Set source.quotes to none if quotes are text like any other there, or to csv if the row is one."
-    )
+    lines, delimiter = row.removesuffix(b"\n").split(b"\n"), _delimiter(file).encode()
+    if len(lines) > 1 and all(line.count(delimiter) == columns - 1 for line in lines):
+        begin = lines[0][:40].decode("utf-8", "replace")
+        raise ValueError(
+            f"{file.name}: the row that begins {begin!r} goes over several lines by its quotes, and each of the lines has "
+            f"{columns} columns. Set source.quotes to none if quotes are text like any other there, or to csv if the row is one."
+        )
 
 
 def _read_rows(file: TextFile, header: list[str], limit: int, start: int, end: int) -> Iterator[Rows]:
@@ -218,19 +208,13 @@ def _rows(file: TextFile, limit: int, start: int = 0, number: int = -1, columns:
                         "none if quotes are text like any other there."
                     ) from error
                 row = f"the row is not CSV ({error})"
-            if checked and len(held) > 1 and _is_several("".join(held), _delimiter(file), columns):
-                raise _merged(file, "".join(held).encode("utf-8", "surrogateescape"), columns)
+            if checked and len(held) > 1:
+                _check_row(file, "".join(held).encode("utf-8", "surrogateescape"), columns)
             held.clear()
             if row:
                 yield row
                 number += 1
             length = 0
-
-
-def _is_several(row: str, delimiter: str, columns: int) -> bool:
-    """Whether a row goes over several lines, each of which is a row by itself."""
-    lines = row.removesuffix("\n").split("\n")
-    return len(lines) > 1 and all(line.count(delimiter) == columns - 1 for line in lines)
 
 
 def ranges(file: TextFile, range_bytes: int) -> Iterator[Range]:

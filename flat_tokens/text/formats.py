@@ -244,7 +244,6 @@ def detect_format(head: bytes, name: str, wanted: FileFormat | Literal["auto"] =
     if begins.startswith(ENCRYPTED):
         raise ValueError(f"{name} is encrypted Parquet, for which there are no keys here. Write it without encryption first.")
     found = next((kind for kind, row in FORMATS.items() if begins.startswith(row.begins)), "tar" if is_tar(head) else None)
-    claimed = named_format(name) if wanted == "auto" else wanted
     if found:
         if wanted not in ("auto", found):
             raise ValueError(f"{name} is {found}, not {wanted}. Leave source.format out, or repair the file.")

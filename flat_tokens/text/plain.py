@@ -167,13 +167,9 @@ def _separator(file: TextFile) -> Separator | None:
 
 def has_separator(file: TextFile) -> bool:
     """Whether a file has its separator anywhere."""
-    separator, before = _separator(file), b""
+    separator = _separator(file)
     with file.open() as opened:
-        while separator and (block := opened.read(limits.LOOK_BYTES)):
-            if separator.find(before + block):
-                return True
-            before = (before + block)[len(before) + len(block) - separator.longest + 1 :]
-    return False
+        return separator is not None and _after_separator(opened, 0, 0, separator, -1) >= 0
 
 
 def split(block: bytes, separator: bytes, crlf: bool = False) -> pa.LargeBinaryArray:
