@@ -635,7 +635,8 @@ def _tokenizer_json(name: str, data: bytes, revision: str | None = None) -> Toke
     try:
         tokenizer = tokenizers.Tokenizer.from_str(data.decode())
     except Exception as error:  # the library raises a bare Exception
-        if form := _form_of(data):
+        forms = (form for form, is_it in FORMS.items() if isinstance(definition, dict) and is_it(definition))
+        if form := next(forms, None):
             raise ValueError(f"{name} is a {form}, not a tokenizer.json. {_conversion(Path(name).parent)}") from error
         raise ValueError(f"{name} is not a tokenizer.json that 'tokenizers' {tokenizers.__version__} loads: {error}") from error
     tokenizer.no_padding()
@@ -643,15 +644,6 @@ def _tokenizer_json(name: str, data: bytes, revision: str | None = None) -> Toke
     tokenizer.encode_special_tokens = True
     assert isinstance(definition, dict)  # or the library had not loaded it
     return TokenizerJson(name, hashlib.sha256(data).hexdigest(), definition, tokenizer, revision)
-
-
-def _form_of(data: bytes) -> str | None:
-    """The usual name of a file that is not a tokenizer.json; None where it is not known."""
-    try:
-        definition = json.loads(data)
-    except ValueError:
-        return None
-    return next((form for form, is_it in FORMS.items() if isinstance(definition, dict) and is_it(definition)), None)
 
 
 @dataclass(frozen=True, eq=False)

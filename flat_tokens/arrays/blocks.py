@@ -6,6 +6,7 @@ Others, and those of a call that fails, go through ``ArraySpec.decode_block`` on
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -88,11 +89,11 @@ def usual_frames(spec: ArraySpec, stored: list[memoryview], blocks: Int64s) -> l
     return [one[begin:end] for one, begin, end in places]
 
 
+@functools.cache
 def frame_head(size: int) -> bytes:
     """How a zstd frame of *size* bytes begins that is written here: a single segment, which says its size and has a checksum."""
-    width = 0 if size < 256 else 1 if size < 65536 + 256 else 2
-    stored_size = (size - 256 * (width == 1)).to_bytes(1 << width, "little")
-    return b"\x28\xb5\x2f\xfd" + bytes([width << 6 | 0x24]) + stored_size
+    frame = zstandard.ZstdCompressor(write_checksum=True).compress(bytes(size))
+    return frame[: zstandard.frame_header_size(frame)]
 
 
 def decode_frames(frames: list[memoryview], spec: ArraySpec) -> Any:

@@ -181,10 +181,8 @@ def claimed_size(codec: str, stored: memoryview) -> int | None:
         if len(stored) < 16 or int.from_bytes(stored[12:16], "little") != len(stored):
             raise ValueError("it is cut off")
         return int.from_bytes(stored[4:8], "little")
-    if len(stored) < 6 or bytes(stored[:4]) != b"\x28\xb5\x2f\xfd":
-        raise ValueError("it is not a zstd frame")
-    single_segment, width = stored[4] >> 5 & 1, (0, 2, 4, 8)[stored[4] >> 6]
-    start = 6 - single_segment + (0, 1, 2, 4)[stored[4] & 3]
-    if width == 0:
-        return stored[start] if single_segment else None
-    return int.from_bytes(stored[start : start + width], "little") + (256 if width == 2 else 0)
+    try:
+        found: int = zstandard.frame_content_size(stored)
+    except zstandard.ZstdError as error:
+        raise ValueError("it is not a zstd frame") from error
+    return None if found < 0 else found

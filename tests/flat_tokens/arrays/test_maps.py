@@ -1,4 +1,4 @@
-"""Mapped files: one bound for all arrays of a process, and errors of the system as they are."""
+"""Mapped files: one bound for all arrays of a process, and errors of the system as they are. And what threads share."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import mmap
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +21,7 @@ import zarr
 
 from flat_tokens.arrays import maps
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
+from flat_tokens.arrays.maps import Recent, share
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.stores.store import Store
@@ -268,3 +271,64 @@ def test_what_is_no_file_is_damage(tmp_path, kind):
         with refusal(f"{path}: {complaint}. The file is damaged: remove it and build again."):
             array.read(0, 3)
         path.rmdir() if path.is_dir() else path.unlink()
+
+
+@pytest.fixture
+def four_processors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """And none of the threads that other tests began, on the processors that there are."""
+    monkeypatch.setattr(maps.os, "sched_getaffinity", lambda _: range(4), raising=False)
+    before = maps._decoders[:]
+    maps._decoders.clear()
+    yield
+    for mine in maps._decoders:
+        mine.shutdown()
+    maps._decoders[:] = before
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 33, 1000])
+def test_all_of_the_work_is_done_once(four_processors, count):
+    done = []
+    share(lambda part: done.extend(part), count)
+    assert sorted(done) == list(range(count))
+
+
+def test_much_work_is_done_by_several_threads_at_once(four_processors):
+    """Each part waits for the three others: with fewer threads none would come to an end."""
+    together = threading.Barrier(4, timeout=60)
+    share(lambda part: together.wait() and None, 100)
+
+
+def test_an_error_of_any_part_is_raised(four_processors):
+    def work(part: range) -> None:
+        if 99 in part:
+            raise ValueError("the last one")
+
+    with refusal("the last one"):
+        share(work, 100)
+
+
+FORK = """
+import os
+from flat_tokens.arrays import maps
+maps.os.sched_getaffinity = lambda _: range(4)
+maps.share(lambda part: None, 100)
+if child := os.fork():
+    raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+maps.share(lambda part: None, 100)
+os._exit(7)
+"""
+
+
+def test_a_forked_process_has_threads_of_its_own():
+    """In a process of its own: what other tests imported may mind a fork."""
+    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], timeout=60)
+    assert ran.returncode == 7
+
+
+def test_the_values_used_last_are_kept():
+    cache = Recent(2)
+    for key in "ab":
+        cache.keep(key, key.upper())
+    assert cache.find("a") == "A"
+    cache.keep("c", "C")
+    assert [cache.find(key) for key in "abc"] == ["A", None, "C"]

@@ -1,4 +1,4 @@
-"""Columns by path: fields of structs are read as columns are, in every format that has structs."""
+"""Columns by path, in every format that has structs: fields are read as columns are. Columns by the names of directories."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import flat_tokens.text.jsonl
 from flat_tokens.text.formats import FORMATS, FileFormat
+from flat_tokens.text.partitions import partitions_of
 from flat_tokens.text.paths import ABSENT, column_at, nearest_path, steps_of, value_at
 from flat_tokens.text.rows import TextFile, keys_of, to_large
 from tests.refusal import refusal
@@ -149,3 +150,21 @@ def test_messages_may_be_within_a_struct(tmp_path):
     (part,) = FORMATS["parquet"].ranges(file, 1 << 20)
     texts = np.concatenate([rows.texts.to_pylist() for rows in FORMATS["parquet"].read(file, part)])
     assert [json.loads(text) for text in texts] == [talk] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "columns"),
+    [
+        ("part.parquet", {}),
+        ("lang=en/part.parquet", {"lang": "en"}),
+        ("a/lang=en/b/year=2024/k=v.parquet", {"lang": "en", "year": "2024"}),
+        ("lang=__HIVE_DEFAULT_PARTITION__/x", {"lang": None}),
+        ("lang=/x", {"lang": ""}),
+        ("=en/x", {}),
+        ("a%20b=c%2Fd%C3%A9=1%/x", {"a b": "c/dé=1%"}),
+        ("k=%FF/x", {"k": "\ufffd"}),
+        ("k=1/k=2/x", {"k": "2"}),
+    ],
+)
+def test_columns_are_the_directories_with_an_equals_sign(name, columns):
+    assert partitions_of(name) == columns

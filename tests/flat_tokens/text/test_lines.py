@@ -1,13 +1,16 @@
-"""Documents between separators."""
+"""Documents between separators; conversations in lines of JSON, read by msgspec and by Python."""
 
 from __future__ import annotations
 
+import json
 import re
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from flat_tokens.text.jsonl import _conversations, _Line, _parse_line
 from flat_tokens.text.plain import split
+from flat_tokens.text.rows import TextFile
 from tests.examples import examples
 
 
@@ -41,3 +44,24 @@ def test_a_line_feed_of_a_separator_may_be_crlf(block, separator):
     documents = split(block.encode(), separator.encode(), crlf=True)
     documents.validate(full=True)
     assert documents.to_pylist() == split_by_lines(block.encode(), separator.encode())
+
+
+JSON = st.recursive(
+    st.sampled_from([None, True, -7, 1 << 70, 1e22, float("nan"), "", "\ud800", '"\0é\u2028\n']),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+LINES = st.fixed_dictionaries({"messages": JSON}, optional=dict.fromkeys(("tools", "id", "kept", "other"), JSON)).map(json.dumps)
+FILE = TextFile("x", "x.jsonl", 1, "messages", has_messages=True)
+FILES = (FILE, FILE._replace(tools_column="tools", id_column="id", kept_columns=("kept",)))
+
+
+@given(LINES)
+@example('{"messages": [1]} {"messages": [2]}')
+@example('{"messages": [0.5]}')
+@example('{"messages": ["\ud800"]}')
+@example('{"messages": ' + "[" * 5000)
+def test_a_conversation_is_the_same_whoever_reads_it(text):
+    line = text.encode("utf-8", "surrogatepass")
+    assert all(_conversations(file)(line) in (None, _parse_line(line, file)) for file in FILES)
+    assert _conversations(FILE)(b'{"messages": [ 1], "other": 0.5}') == _Line(b"[1]")
