@@ -18,6 +18,7 @@ OPENERS = {
     *("np.load", "np.loadtxt", "np.genfromtxt", "np.fromfile", "np.memmap", "numpy.load", "numpy.fromfile", "numpy.memmap"),
     *("gzip.open", "bz2.open", "lzma.open", "zipfile.ZipFile", "tarfile.open", "shutil.copy", "shutil.copy2", "shutil.copyfile"),
     *("shutil.copytree", "shutil.copyfileobj", "runpy.run_path", "sqlite3.connect", "linecache.getline", "tokenize.open"),
+    "open_in_pieces",
 }
 """Functions that open a path."""
 METHODS = {
@@ -51,9 +52,10 @@ PERMITTED = {
     "flat_tokens/columns.py:_opened": HERE,
     "flat_tokens/rows/packing_index.py:load": HERE,
     "flat_tokens/vocabulary.py:_file": "a file of an installed package, of a digest that is known",
-    "flat_tokens/formats/parquet.py:_footer": HERE,
-    "flat_tokens/formats/parquet.py:_opened": HERE,
     "flat_tokens/formats/parquet.py:_source": HERE,
+    "flat_tokens/formats/parquet.py:parts": HERE,
+    "flat_tokens/pages.py:open_in_pieces": HERE,
+    "flat_tokens/pages.py:sound_metadata": HERE,
     "flat_tokens/steps/language.py:__init__": "a file of an installed package",
     "flat_tokens/stores/disk_cache.py:_boot": SYSTEM,
     "flat_tokens/stores/disk_cache.py:_locked": LOCK,
@@ -70,7 +72,6 @@ PERMITTED = {
     "flat_tokens/stores/store.py:open": "an object of a remote store",
     "flat_tokens/stores/store.py:upload": OWN,
     "flat_tokens/text/arrow.py:_source": HERE,
-    "flat_tokens/text/parquet.py:_metadata": HERE,
     "flat_tokens/text/parquet.py:_opened": HERE,
     "flat_tokens/text/rows.py:open": "a file of a remote store",
     "flat_tokens/tools/cli.py:main": SYSTEM,
