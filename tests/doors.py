@@ -31,6 +31,7 @@ METHODS = {
     "from_file",
     "ParquetFile",
     "read_table",
+    "tofile",
 }
 """Methods and functions of libraries that do, on whatever they are called."""
 READERS = {"self", "store", "file", "text", "source", "chosen", "flat_tokens", "Ledger", "webbrowser"}
@@ -83,11 +84,10 @@ PERMITTED = {
     "flows/commands/build.py:read_config": OPERATOR,
     "flows/commands/running.py:_setting": OPERATOR,
     "tasks/assemble/duplicates.py:_mapped": OWN,
-    "tasks/assemble/duplicates.py:append": OWN,
     "tasks/config.py:_share": SYSTEM,
     "tasks/config.py:available_memory": SYSTEM,
     "tasks/derive/choice.py:_listed": OWN,
-    "tasks/derive/inputs.py:count_unfound": OWN,
+    "tasks/derive/choice.py:count_unfound": OWN,
     "tasks/derive/inputs.py:read_keys": "bytes in memory",
     "tasks/download/delta.py:rows_of": HERE,
     "tasks/download/fetch.py:_alone": LOCK,
@@ -106,6 +106,7 @@ PERMITTED = {
     "tasks/output/pointer.py:pointer_lock": LOCK,
     "tasks/output/leases.py:_lock_in": LOCK,
     "tasks/output/leases.py:sweep": LOCK,
+    "tasks/output/leases.py:write": OWN,
     "tasks/parts/input.py:_read": OWN,
     "tasks/parts/input.py:taken": OWN,
     "tasks/parts/input.py:_renamed": OWN,

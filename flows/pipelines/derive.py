@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from flat_tokens.annotations import JsonObject
+from flat_tokens.annotations import JsonObject, UInt64s
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.formats import FLAT_TOKENS
 from flat_tokens.manifest import TOKEN_BYTES, VERSIONS, read_manifest
@@ -22,10 +22,9 @@ from flat_tokens.stores.store import Store
 from flat_tokens.tools.export import note_export
 from flows.pipelines.publish import Published, opened, publication, timed
 from flows.pipelines.stages import COUNT, EXAMINE, FINALIZE, MAKE_KEYS, SAMPLE, SHUFFLE, Runner, assembled, in_order
-from tasks.derive.choice import ALL, DOCUMENT_BYTES, LISTED, RADIX_BITS, PartCounts, Selection, positioned
+from tasks.derive.choice import ALL, DOCUMENT_BYTES, RADIX_BITS, PartCounts, Selection, count_unfound, positioned, save_list
 from tasks.derive.inputs import (
     Input,
-    Listed,
     cut,
     read_ids,
     read_keys,
@@ -84,7 +83,7 @@ def derive(request: DeriveRequest, runner: Runner) -> DerivedResult:
             if target := version.target(splits=splits, token_arrays=arrays, columns=kept_columns(inputs)):
                 with timed("count", output.seconds):
                     plan = plan_of(request, inputs, listed, list_left_out(output.forgotten), runner, target)
-                    particular["not_found"] = listed.count_unfound(Path(target.workspace.staging) / LISTED) if listed else None
+                    particular["not_found"] = None if listed is None else count_unfound(target.workspace)
                 with timed("shuffle", output.seconds) if isinstance(request.operation, Shuffle) else contextlib.nullcontext():
                     parts = parts_of(request, plan, runner, target)
                 with timed("split", output.seconds):
@@ -97,7 +96,7 @@ def derive(request: DeriveRequest, runner: Runner) -> DerivedResult:
         return version.finish(DerivedResult, settings_of_sources(inputs), **particular)
 
 
-def listed_in(request: DeriveRequest) -> Listed | None:
+def listed_in(request: DeriveRequest) -> UInt64s | None:
     """The documents that a subset's list names, None where it has none."""
     if not isinstance(request.operation, Subset):
         return None
@@ -106,10 +105,12 @@ def listed_in(request: DeriveRequest) -> Listed | None:
     return None if request.operation.id_list is None else read_ids(request.operation.id_list)
 
 
-def settings_of(request: DeriveRequest, listed: Listed | None) -> JsonObject:
+def settings_of(request: DeriveRequest, listed: UInt64s | None) -> JsonObject:
     """The settings of an operation that its result depends on: instead of a list's place, its content."""
     settings = request.operation.model_dump(mode="json", exclude_defaults=True, exclude={"key_list", "id_list"})
-    return {"operation": request.operation.operation, **settings, **({"listed": listed.facts()} if listed else {})}
+    if listed is not None:
+        settings["listed"] = {"count": len(listed), "sha256": hashlib.sha256(listed.astype("<u8").tobytes()).hexdigest()}
+    return {"operation": request.operation.operation, **settings}
 
 
 def check_inputs_apart(request: DeriveRequest) -> None:
@@ -154,11 +155,11 @@ class DerivePlan(NamedTuple):
 
 
 def plan_of(
-    request: DeriveRequest, inputs: Sequence[Input], listed: Listed | None, forgotten: str, runner: Runner, target: Target
+    request: DeriveRequest, inputs: Sequence[Input], listed: UInt64s | None, forgotten: str, runner: Runner, target: Target
 ) -> DerivePlan:
     """Cut the inputs, choose, count, and give each part its position. *forgotten*: the digest of the output's list."""
-    if listed:
-        listed.save(Path(target.workspace.staging) / LISTED)
+    if listed is not None:
+        save_list(listed, target.workspace)
     subset = request.operation if isinstance(request.operation, Subset) else ALL
     selection, parts = Selection(subset, forgotten=forgotten), cut(inputs, subset.sources)
     meter.begin("count", bytes_to_count(request, inputs, parts))

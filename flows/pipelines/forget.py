@@ -45,9 +45,9 @@ def named_by(request: ForgetRequest) -> NamedDocuments:
     """The documents that a request names, its lists read. ValueError where a list is not understood."""
     keys = listed = None
     if request.key_list is not None:
-        keys = read_keys(request.key_list).keys
+        keys = read_keys(request.key_list)
     elif request.id_list is not None:
-        keys = read_ids(request.id_list).keys
+        keys = read_ids(request.id_list)
     elif request.like is not None:
         listed = read_forgotten(Store.at(request.like))
         if not len(listed.digests):

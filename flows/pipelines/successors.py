@@ -61,7 +61,7 @@ def make_successor(root: Store, scratch: Path, forgotten: Forgotten, of: OfVersi
         if keeps_clusters(former):
             renamed, near = renamed_clusters(table_of(root, of.version), forgotten)
             target = target.model_copy(update={"clusters": "clusters"})
-            renamed.tofile(Path(workspace.staging) / target.clusters)
+            workspace.write(target.clusters, renamed)
         parts, selection = [*cut([one], None), *cut([left_out_by(one, target)], None)], Selection(forgotten=forgotten.sha256)
         counted = list(zip(parts, in_order(runner, parts, COUNT.given(target, selection)), strict=True))
         written = assembled(runner, target, [part for split in target.every_split for part in positioned(counted, split)])

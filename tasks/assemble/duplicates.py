@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -25,7 +24,6 @@ import pyarrow as pa
 from flat_tokens.annotations import Bools, Floats, Int64Pair, Int64s, UInt64s, UInts
 from flat_tokens.keys import mix
 from flat_tokens.rows.split import ahead
-from flat_tokens.stores.local import named_errors
 from tasks.config import NearDuplicates
 from tasks.output.target import Target
 from tasks.parts.opening import open_part, with_repeats
@@ -314,20 +312,16 @@ class SignedDocuments:
     marked_documents: int = 0
     seconds: float = 0.0
 
-    def _path(self, name: str) -> Path:
-        return Path(self.target.workspace.staging) / name
-
     def append(self, signatures: UInt64s, keys: UInt64s) -> None:
         """Append documents: uint64[n, NUMBERS] and uint64[n]."""
-        for name, some in (("signatures", signatures), ("keys", keys)):
-            with named_errors(path := self._path(name)), open(path, "ab") as file:
-                file.write(np.ascontiguousarray(some).data)
+        self.target.workspace.write("signatures", signatures, "ab")
+        self.target.workspace.write("keys", keys, "ab")
         self.count += len(signatures)
 
     def _mapped(self, name: str, width: int) -> UInt64s:
         if not self.count:  # an empty file cannot be mapped
             return np.empty((0, width), np.uint64)
-        return np.memmap(self._path(name), np.uint64, "r").reshape(-1, width)
+        return np.memmap(self.target.workspace.path(name), np.uint64, "r").reshape(-1, width)
 
     @cached_property
     def signatures(self) -> UInt64s:

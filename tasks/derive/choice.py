@@ -7,7 +7,6 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -22,6 +21,7 @@ from flat_tokens.stores.store import Store
 from tasks.derive.request import Subset
 from tasks.models import Split
 from tasks.output.forgotten import forgotten_at
+from tasks.output.leases import Workspace
 from tasks.output.target import Target
 from tasks.parts.documents import Documents
 from tasks.parts.input import input_documents
@@ -35,8 +35,8 @@ DOCUMENT_BYTES = 8 * len(("start", *OF_VERSION))
 RADIX_BITS = 16
 
 
-LISTED = "listed"
-"""Below the staging: sorted keys, and next to them a note of those that were found."""
+LISTED, FOUND = "listed", "found"
+"""Below the staging: the sorted keys of a list, and which of them were found, a byte each."""
 ALL = Subset.model_construct()
 
 
@@ -86,7 +86,7 @@ def _choose(part: InputPart, documents: Documents, target: Target, selection: Se
         tokens, recorded = open_split(Store.at(part.location) / part.split), functools.partial(_recorded_at, part.location)
         without("where", matching(tokens, parse(of.where), part.start, part.stop, recorded))
     if of.key_list is not None or of.id_list is not None:
-        without("not_listed", _listed(documents.keys, Path(target.workspace.staging) / LISTED))
+        without("not_listed", _listed(documents.keys, target.workspace))
     if selection.below is not None:
         hashes, below = sample_hashes(documents.keys, of.seed), selection.below[part.split]
         if below < 1 << 64:
@@ -109,15 +109,26 @@ def _sources_of(part: InputPart, documents: Documents) -> Int64s:
     return np.searchsorted(np.array(part.source_stops, np.uint64), files, side="right")
 
 
-def _listed(keys: UInt64s, path: Path) -> Bools:
-    """Whether each key is in a saved list. Those that were found are noted next to the list."""
-    if not path.stat().st_size:  # an empty file is not mapped
+def save_list(listed: UInt64s, workspace: Workspace) -> None:
+    """Save the keys of a list, sorted, for those that choose by it."""
+    workspace.write(LISTED, listed)
+    workspace.write(FOUND, np.zeros(len(listed), bool))
+
+
+def count_unfound(workspace: Workspace) -> int:
+    """How many keys of the saved list no document had."""
+    return int((~np.fromfile(workspace.path(FOUND), bool)).sum())
+
+
+def _listed(keys: UInt64s, workspace: Workspace) -> Bools:
+    """Whether each key is in the saved list. Those that were found are noted."""
+    if not workspace.path(LISTED).stat().st_size:  # an empty file is not mapped
         return np.zeros(len(keys), bool)
-    listed = np.memmap(path, np.uint64, "r")
+    listed = np.memmap(workspace.path(LISTED), np.uint64, "r")
     at = np.minimum(np.searchsorted(listed, keys), len(listed) - 1)
     found = cast("Bools", listed[at] == keys)
     # Threads write the same byte: that it was found.
-    np.memmap(path.with_suffix(".found"), np.uint8, "r+")[at[found]] = 1
+    np.memmap(workspace.path(FOUND), bool, "r+")[at[found]] = True
     return found
 
 
@@ -146,7 +157,7 @@ def count_taken(part: InputPart, target: Target, selection: Selection) -> PartCo
     meter.add("count", DOCUMENT_BYTES * len(documents), len(documents))
     keep, skipped = _choose(part, documents, target, selection)
     if keep.any() and not keep.all():
-        keep.tofile(Path(target.workspace.staging) / part.choice)
+        target.workspace.write(part.choice, keep)
     lengths, of_source = documents.lengths[keep], _sources_of(part, documents)[keep]
     counts = np.bincount(of_source, minlength=len(part.source_stops))
     tokens = np.bincount(of_source, lengths, minlength=len(part.source_stops))  # float64, which is exact up to 2**53

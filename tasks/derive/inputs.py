@@ -5,14 +5,11 @@ into parts, and lists of documents.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -221,7 +218,7 @@ def cut(inputs: Sequence[Input], wanted: Sequence[str] | None) -> list[InputPart
                         source=source,
                         source_stops=tuple(stops),
                         wanted=through,
-                        made_keys=None if one.has_documents else f"keys/{index}-{split}-{start}",
+                        made_keys=None if one.has_documents else f"keys-{index}-{split}-{start}",
                     )
                 )
             file += stops[-1]
@@ -238,40 +235,21 @@ def make_keys(part: InputPart, target: Target) -> InputPart:
             meter.add("count", batch.encoded_tokens.nbytes)
 
     if part.made_keys is not None:
-        path = Path(target.workspace.staging) / part.made_keys
-        path.parent.mkdir(exist_ok=True)
-        together(token_keys(counted())).tofile(path)
+        target.workspace.write(part.made_keys, together(token_keys(counted())))
     return part
 
 
-class Listed(NamedTuple):
-    """The documents of a list: their sorted keys, each once: uint64[n]."""
-
-    keys: UInt64s
-
-    def facts(self) -> dict[str, object]:
-        """The record of the list in a manifest."""
-        return {"count": len(self.keys), "sha256": hashlib.sha256(self.keys.astype("<u8").tobytes()).hexdigest()}
-
-    def save(self, path: Path) -> None:
-        """Save the keys for the tasks, and next to them a file that notes which ones were found: a byte for each."""
-        self.keys.tofile(path)
-        path.with_suffix(".found").write_bytes(bytes(len(self.keys)))
-
-    def count_unfound(self, path: Path) -> int:
-        """How many of the keys, saved at *path*, no task has found a document of."""
-        return len(self.keys) - int(np.fromfile(path.with_suffix(".found"), np.uint8).sum())
-
-
-def read_keys(path_or_url: str) -> Listed:
-    """Keys from a file: uint64 in an ``.npy``, or 16 hexadecimal digits a line. ValueError, naming the line, otherwise."""
+def read_keys(path_or_url: str) -> UInt64s:
+    """Sorted keys from a file, each once: uint64 in an ``.npy``, or 16 hexadecimal digits a line. ValueError, naming the line,
+    otherwise.
+    """
     store, name = file_at(path_or_url)
     data = store.read(name)
     if data.startswith(b"\x93NUMPY"):
         keys = np.load(io.BytesIO(data), allow_pickle=False)
         if keys.ndim != 1 or keys.dtype != np.uint64:
             raise ValueError(f"{path_or_url}: holds {keys.dtype} of shape {keys.shape}, but keys are uint64 in one dimension")
-        return Listed(np.unique(keys))
+        return np.unique(keys)
     lines = data.split()
     for number, line in enumerate(lines, 1):
         if not HEXADECIMAL.fullmatch(line):
@@ -280,12 +258,12 @@ def read_keys(path_or_url: str) -> Listed:
                 "flat-tokens trace shows it. For ids, use --ids."
             )
     together = b"".join(line[-16:] for line in lines)
-    return Listed(np.unique(np.frombuffer(bytes.fromhex(together.decode()), ">u8").astype(np.uint64)))
+    return np.unique(np.frombuffer(bytes.fromhex(together.decode()), ">u8").astype(np.uint64))
 
 
-def read_ids(path_or_url: str) -> Listed:
-    """The keys of the ids in a text file, one a line. Empty lines are skipped."""
-    return Listed(np.unique(keys_of_bytes(_ids_in(path_or_url))))
+def read_ids(path_or_url: str) -> UInt64s:
+    """The sorted keys of the ids in a text file, one a line, each once. Empty lines are skipped."""
+    return np.unique(keys_of_bytes(_ids_in(path_or_url)))
 
 
 def ids_with(keys: UInt64s, path_or_url: str) -> list[str]:

@@ -19,8 +19,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from pydantic_core import core_schema
 
+from flat_tokens.annotations import AnyArray
 from flat_tokens.stores.local import directory_below, kind_of, make_directory, named_errors, refuse_links, remove, remove_empty
 from flat_tokens.stores.retry import brief
 from flat_tokens.stores.store import Store, read_json
@@ -50,6 +52,16 @@ class Workspace(NamedTuple):
     def attempt(self) -> str:
         """The name of the attempt, which no other one has."""
         return Path(self.staging).name
+
+    def path(self, name: str) -> Path:
+        """Path of a file of the staging."""
+        return Path(self.staging, name)
+
+    def write(self, name: str, items: AnyArray, mode: str = "wb") -> None:
+        """Write the items of an array to a file of the staging. OSError, with its path, where the disk has no room for them."""
+        # ndarray.tofile has neither the cause nor the path in its error, and no error at all where few items are lost.
+        with named_errors(path := self.path(name)), open(path, mode) as file:
+            file.write(np.ascontiguousarray(items).data)
 
 
 def _of_this_process(value: Any, info: core_schema.ValidationInfo) -> Any:

@@ -183,7 +183,7 @@ def _read(part: InputPart, target: Target, name: str, first: int, stop: int) -> 
         array = open_array(target.root / fact_key(version_of(part), part.split, name), "uint64")
         found = read_fact(array, texts[name], start, stop)
         if name == SIMILARITY and target.clusters:
-            mine = _renamed(Path(target.workspace.staging) / target.clusters, part.split)
+            mine = _renamed(target.workspace.path(target.clusters), part.split)
             mine = mine[slice(*np.searchsorted(mine["document"], (start, stop)))]
             found = found.copy()
             found[mine["document"].astype(np.int64) - start] = mine["similarity"]
@@ -195,8 +195,7 @@ def _read(part: InputPart, target: Target, name: str, first: int, stop: int) -> 
     elif name == ROW:
         found = np.arange(start, stop, dtype=np.uint64)
     else:
-        path, at = Path(target.workspace.staging) / part.made_keys, start - part.start
-        found = np.fromfile(path, np.uint64, stop - start, offset=8 * at)
+        found = np.fromfile(target.workspace.path(part.made_keys), np.uint64, stop - start, offset=8 * first)
     if name != FILE:
         return found
     if len(found) and (largest := int(found.max())) >= part.source_stops[-1]:
@@ -240,7 +239,7 @@ def _with_names(columns: pa.RecordBatch, part: InputPart, numbers: Int64s, targe
     """The columns of documents *numbers*, int64[n], with the names that clusters have from now on."""
     from pyarrow import compute  # slow to import, and not of use to every build
 
-    mine = _renamed(Path(target.workspace.staging) / target.clusters, part.split)
+    mine = _renamed(target.workspace.path(target.clusters), part.split)
     at = np.searchsorted(mine["document"], numbers.astype(np.uint64))
     is_renamed = np.isin(numbers.astype(np.uint64), mine["document"])
     new = mine[at[is_renamed]]
@@ -261,4 +260,4 @@ def taken(part: InputPart, target: Target) -> Bools:
     count = part.stop - part.start
     if part.seq_count in (0, count):
         return np.full(count, part.seq_count > 0)
-    return np.fromfile(Path(target.workspace.staging) / part.choice, bool)
+    return np.fromfile(target.workspace.path(part.choice), bool)

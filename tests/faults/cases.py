@@ -150,6 +150,11 @@ def prepare_two(here: Path, command: Command) -> None:
     command("build HERE/two.json --no-server --set output=HERE/more")
 
 
+def prepare_subset(here: Path, command: Command) -> None:
+    prepare_two(here, command)
+    (here / "ids").write_text("b-0\nb-1\nb-2\n")
+
+
 def prepare_import(here: Path, command: Command) -> None:
     prepare_two(here, command)
     command("export HERE/more HERE/files --to datatrove --no-server --workers 1")
@@ -314,6 +319,7 @@ CASES = {
         ),
         Case("gc", prepare_gc, "gc HERE/out --keep 1 --days 0 --delete"),
         Case("merge", prepare_two, "merge HERE/out HERE/more HERE/out --no-server --workers 1"),
+        Case("subset", prepare_subset, "subset HERE/more HERE/out --ids HERE/ids --no-server --workers 1"),
         Case("shuffle", prepare_two, "shuffle HERE/more HERE/out --no-server --workers 1"),
         Case("import", prepare_import, "import HERE/files HERE/out --no-server --workers 1"),
         Case(

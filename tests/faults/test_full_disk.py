@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import shutil
 import subprocess
@@ -45,36 +46,41 @@ def run_limited(command: list[str], limit: int) -> subprocess.CompletedProcess[s
 
 PUT = """
 import sys
+from pathlib import Path
+import numpy as np
 from flat_tokens.stores.store import Store
+from tasks.output.leases import attempt
 from tests.faults.inject import Fault, Watch
-if sys.argv[2]:
-    Watch(sys.argv[1], Fault("write", 1, sys.argv[2], lasting=True)).install()
+here, fault, size, what = sys.argv[1:]
+if fault:
+    Watch(here, Fault("write", 1, fault, lasting=True)).install()
 try:
-    Store.at(sys.argv[1]).put("object", bytes(int(sys.argv[3])))
+    if what == "object":
+        Store.at(here).put("object", bytes(int(size)))
+    else:
+        with attempt(Store.at(here), Path(here), "version") as place:
+            place.write("object", np.zeros(int(size), bool))
 except OSError as error:
     print(error)
 """
+FULL = "[Errno 28] No space left on device. Make room and run the same command again"
 
 
+@pytest.mark.parametrize("what", ["object", "array of the staging"])
 @pytest.mark.parametrize(
     ("fault", "limit", "size", "told"),
     [
-        ("ENOSPC", resource.RLIM_INFINITY, 1000, "[Errno 28] No space left on device. Make room and run the same command again"),
-        (
-            "ENOSPC",
-            resource.RLIM_INFINITY,
-            9 << 20,
-            "[Errno 28] No space left on device. Make room and run the same command again",
-        ),
+        *(("ENOSPC", resource.RLIM_INFINITY, size, FULL) for size in (1000, 9 << 20)),
         *(("", limit, 10_000_000, "[Errno 27] File too large") for limit in (100_000, 4 << 20, 5_000_001)),
     ],
 )
-def test_error_of_a_full_disk_or_a_limit_names_the_object_and_the_remedy(tmp_path, fault, limit, size, told):
+def test_error_of_a_full_disk_or_a_limit_names_the_object_and_the_remedy(tmp_path, what, fault, limit, size, told):
     """Of a small object, and of one that is written past the page cache, where a write that does not end at a block's end is
     refused as invalid: that is not the cause.
     """
-    run = run_limited([sys.executable, "-c", PUT, str(tmp_path), fault, str(size)], limit)
-    assert run.stdout == f"{told}: '{tmp_path}/object'\n", run.stderr
+    run = run_limited([sys.executable, "-c", PUT, str(tmp_path), fault, str(size), what], limit)
+    place = re.escape(str(tmp_path)) + ("" if what == "object" else r"/_staging/version/\w+")
+    assert re.fullmatch(rf"{re.escape(told)}: '{place}/object'\n", run.stdout), run.stdout + run.stderr
     assert list(tmp_path.iterdir()) == []
 
 
