@@ -18,8 +18,7 @@ from flows.pipelines.text import Made, look_up, read_whole
 from tasks.config import BuildConfig
 from tasks.finalize.card import card
 from tasks.finalize.provenance import is_published, leaving_out
-from tasks.finalize.seal import VersionDraft
-from tasks.finalize.totals import built_totals
+from tasks.finalize.seal import VersionDraft, built_totals
 from tasks.gates import Gate
 from tasks.output.places import layout_of
 from tasks.output.pointer import read_pointer

@@ -30,8 +30,7 @@ from tasks.derive.imports import ImportPart, open_import, parts_of, provenance, 
 from tasks.derive.request import ImportRequest
 from tasks.finalize.card import card
 from tasks.finalize.provenance import Provenance, leaving_out, list_left_out
-from tasks.finalize.seal import VersionDraft
-from tasks.finalize.totals import built_totals
+from tasks.finalize.seal import VersionDraft, built_totals
 from tasks.models import TokenShard, digest_of
 from tasks.output.places import check_apart, layout_of
 from tasks.output.target import SplitRule

@@ -1,7 +1,7 @@
 """A split that fits in no memory is shuffled in two passes over the disk. Document i of the split goes to place ``p(i)``; p is a
 keyed permutation that depends on the seed alone. The places are cut into *buckets*. The first pass reads one part of the input
 after another and stores its documents in the order of their places: a flat-tokens array for each part, in which every bucket has
-its share. The second pass assembles the version from buckets (``tasks.parts.input``). Both passes read and write long runs, and
+its share. The second pass assembles the version from buckets (``tasks.parts.opening``). Both passes read and write long runs, and
 hold one part or one bucket for each worker.
 """
 
@@ -20,9 +20,9 @@ from flat_tokens.writer import ArrayWriter, FlatTokensWriter
 from tasks.models import Split
 from tasks.output.paths import DOCUMENTS
 from tasks.output.target import Target
-from tasks.parts.buckets import BUCKET, PLACE, SCATTERED_COLUMNS, gather
 from tasks.parts.documents import all_items
 from tasks.parts.input import input_documents, open_input, taken
+from tasks.parts.opening import BUCKET, PLACE, SCATTERED_COLUMNS, gather
 from tasks.parts.part import InputPart, Shuffling
 from tasks.parts.stored import SHARD_LAYOUT, document_spec
 from tasks.progress import meter

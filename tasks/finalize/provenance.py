@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import PurePath
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from flat_tokens.annotations import JsonObject
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName, group_metadata
@@ -29,9 +29,6 @@ from tasks.rows import SPLIT_KEY
 from tasks.text.signatures import EDITION
 from tasks.tokenize.chat import Chat
 from tasks.tokenize.engines import Tokenizer
-
-if TYPE_CHECKING:
-    pass
 
 
 class Provenance(Model):

@@ -17,7 +17,7 @@ from tests.faults.support import ROOT
 
 PACKAGES = ("flat_tokens", "tasks", "flows")
 COPIED = (*PACKAGES, "tests", "deployments", "pyproject.toml", "README.md", "CHANGELOG.md")
-SINK, STREAMED = "tests/tasks/assemble/test_sink.py", "tests/flows/pipelines/test_streamed_builds.py"
+SINK, STREAMED = "tests/tasks/assemble/test_spans.py", "tests/flows/pipelines/test_streamed_builds.py"
 HAS_ENDED = f"{SINK}::test_a_slice_has_ended_when_its_tokens_and_their_name_are_on_the_disk"
 
 
@@ -63,14 +63,14 @@ SABOTAGES = (
     ),
     Sabotage(
         "a slice of a span that was given up has ended",
-        "tasks/assemble/sink.py",
+        "tasks/assemble/assembler.py",
         "                raise BrokenStreamError\n        ranges = {split",
         "                continue\n        ranges = {split",
         f"{SINK}::test_a_slice_whose_span_is_given_up_has_not_ended",
     ),
     Sabotage(
         "half a slice stays in the stream when it fails",
-        "tasks/assemble/sink.py",
+        "tasks/assemble/assembler.py",
         "            self.stop()\n            for writer in self._writers.values():\n"
         "                writer.break_off()\n            if compared",
         "            if compared",
@@ -78,7 +78,7 @@ SABOTAGES = (
     ),
     Sabotage(
         "half a slice stays among the texts that were seen when it fails",
-        "tasks/assemble/sink.py",
+        "tasks/assemble/assembler.py",
         "                compared.take_back()\n",
         "                pass\n",
         f"{SINK}::test_a_slice_that_fails_is_no_copy_of_itself",
@@ -117,7 +117,7 @@ SABOTAGES = (
         '    if facts.pop("sha256", None) != digest_of(facts):\n'
         '        raise ValueError("the receipt does not have its own digest")\n',
         '    facts.pop("sha256", None)\n',
-        "tests/tasks/shards/test_receipts.py::test_no_bit_of_a_receipt_can_flip_into_another_shard",
+        "tests/tasks/shards/test_shards.py::test_no_bit_of_a_receipt_can_flip_into_another_shard",
     ),
     Sabotage(
         "the receipt is stored before the objects",
@@ -159,7 +159,7 @@ SABOTAGES = (
         "tasks/shards/receipts.py",
         "        fcntl.flock(lock, fcntl.LOCK_EX)\n",
         "",
-        "tests/tasks/shards/test_receipts.py::test_one_repairs_at_a_time",
+        "tests/tasks/shards/test_shards.py::test_one_repairs_at_a_time",
     ),
     Sabotage(
         "objects that no receipt names stay",

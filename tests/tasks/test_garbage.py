@@ -27,7 +27,7 @@ from tests.flows.test_stores import s3  # noqa: F401  a fixture
 from tests.refusal import refusal
 from tests.tasks.conftest import IN_A_STORE, ON_DISK
 
-NOW = Policy(keep_versions=1, grace_days=0)
+NOW, WEEK = (Policy(keep_versions=1, grace_days=days) for days in (0, 7))
 
 
 def kinds(collected: GarbageReport) -> Counter[str]:
@@ -80,7 +80,7 @@ def test_shards_that_a_version_holds_go_at_once_and_others_when_they_are_old(roo
     for key in [key for key, _ in root.listing() if key.startswith((f"versions/{lost}/", f"_cache/index/{lost}"))]:
         root.remove(key)
     assert shards(root) == 2
-    gone = collect(root, Policy(keep_versions=1, grace_days=7), delete=True).garbage
+    gone = collect(root, WEEK, delete=True).garbage
     assert [item.why for item in gone if item.kind == "shard"] == ["a version holds its tokens"]
     gone = collect(root, NOW, delete=True).garbage
     assert [item.why for item in gone if item.kind == "shard"] == ["no build went on with it"]
@@ -104,11 +104,11 @@ def test_days_of_grace_begin_when_a_version_ceased_to_be_the_latest(root, build)
     one = build("a")
     age(output, days=30)
     two = build("a", split_seed=1)
-    assert collect(root, Policy(keep_versions=1, grace_days=7)).garbage == ()
+    assert collect(root, WEEK).garbage == ()
     pointer = read_pointer(root)
     longer = pointer.former[0].model_copy(update={"until": "2020-01-01T00:00:00+00:00"})
     root.put("latest.json", pointer.model_copy(update={"former": (longer,)}).as_json())
-    assert collect(root, Policy(keep_versions=1, grace_days=7)).garbage[0].name == f"versions/{one}"
+    assert collect(root, WEEK).garbage[0].name == f"versions/{one}"
     assert versions(root) == sorted([one, two])
 
 
@@ -127,14 +127,13 @@ def test_young_remains_of_a_build_that_may_be_resumed_stay(root, build):
         lost = build("b", split_seed=1)
     roll_back(root)
     (output / "versions" / lost / "zarr.json").unlink()
-    week = Policy(keep_versions=1, grace_days=7)
-    dry, young = collect(root, week), collect(root, week, delete=True)
+    dry, young = collect(root, WEEK), collect(root, WEEK, delete=True)
     assert young.garbage == ()
     assert dry.recent_bytes == young.recent_bytes > 0
     age(output / "versions" / lost, days=8)
     age(output / "_cache", days=8)
-    assert collect(root, week).recent_bytes == 0  # it is listed as garbage
-    assert kinds(collect(root, week, delete=True)) == {"unfinished version": 1, "shard": 1, "record": 2}
+    assert collect(root, WEEK).recent_bytes == 0  # it is listed as garbage
+    assert kinds(collect(root, WEEK, delete=True)) == {"unfinished version": 1, "shard": 1, "record": 2}
     assert not (output / "versions" / lost).exists()
     assert receipts(output) == set()
 
@@ -148,7 +147,7 @@ def test_shards_with_no_receipt_or_a_damaged_one_go_when_they_are_old(root, buil
     shutil.rmtree(output / "_cache/index")
     (output / "_cache" / one / "receipt.json").unlink()
     (output / "_cache" / two / "receipt.json").write_text("{}")
-    assert collect(root, Policy(keep_versions=1, grace_days=7)).garbage == ()
+    assert collect(root, WEEK).garbage == ()
     collected = collect(root, NOW, delete=True)
     assert sorted(item.name for item in collected.garbage) == [f"_cache/{key}" for key in (one, two, three)]
 
@@ -173,7 +172,7 @@ def test_groups_that_no_build_came_back_for_go_when_they_are_old(root, build, tm
     for name, data in (("0" * 64, b"12345"), ("1" * 64, b"1")):
         root.put(f"_groups/{name}/group.json", data)
         root.put(f"_groups/{name}/report.json", data)
-    assert collect(root, Policy(keep_versions=1, grace_days=7), delete=True).garbage == ()
+    assert collect(root, WEEK, delete=True).garbage == ()
     with building(root, tmp_path):
         assert collect(root, NOW, delete=True).garbage == ()
     gone = collect(root, NOW, delete=True).garbage
@@ -197,7 +196,7 @@ def test_downloads_and_quarantine_go_when_no_kept_version_was_made_of_them(tmp_p
     (files / ".left.part").write_bytes(b"123")
     (output / "_quarantine/shard-1").mkdir(parents=True)
     (output / "_quarantine/shard-1/c").write_bytes(b"1")
-    assert collect(root, Policy(keep_versions=1, grace_days=7)).garbage == ()
+    assert collect(root, WEEK).garbage == ()
     assert kinds(collect(root, Policy(keep_versions=2, grace_days=0))) == {"file": 1, "quarantine": 1}
     collected = collect(root, NOW, delete=True)
     assert kinds(collected) == {"version": 1, "file": 2, "quarantine": 1, "record": 1}

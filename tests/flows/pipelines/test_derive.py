@@ -47,14 +47,37 @@ def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks.derive.inputs, "PART_TOKENS", 24)
     monkeypatch.setattr(tasks.derive.inputs, "PART_DOCUMENTS", 5)
     monkeypatch.setattr("tasks.parts.input.WHOLE_BLOCKS", Reads(8, None, whole=True))
-    monkeypatch.setattr("tasks.parts.buckets.BLOCK_TOKENS", 8)
+    monkeypatch.setattr("tasks.parts.opening.BLOCK_TOKENS", 8)
     monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_TOKENS", 16)
     monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_DOCUMENTS", 3)
-    monkeypatch.setattr("tasks.parts.buckets.GATHERED_TOKENS", 10)
+    monkeypatch.setattr("tasks.parts.opening.GATHERED_TOKENS", 10)
 
 
-def run(operation: dict[str, Any] | str, inputs: Sequence[Path], output: Path, **settings: Any) -> DerivedResult:
-    return derive_here(operation, *inputs, output=output, **settings)
+class Here:
+    """Datasets below a directory, by their names."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def put(self, name: str, *docs: Sequence[Doc], **more: Any) -> str:
+        return publish_docs(self.path / name, *docs, **more)
+
+    def run(
+        self, operation: str, *inputs: str, to: str = "out", layout: str = "auto", workers: int = 2, **told: Any
+    ) -> DerivedResult:
+        places = (self.path / name for name in inputs)
+        return derive_here({"operation": operation, **told}, *places, output=self.path / to, layout=layout, workers=workers)
+
+    def docs(self, name: str = "out") -> dict[str, list[Doc]]:
+        return read_docs(self.path / name)
+
+    def versions(self, name: str = "out") -> list[tuple[str, str]]:
+        return [(one.version, one.state) for one in list_versions(Store.at(self.path / name))]
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Here:
+    return Here(tmp_path)
 
 
 def shifted(docs: Sequence[Doc], files: int) -> list[Doc]:
@@ -91,17 +114,17 @@ LAYOUT_NAMES = st.sampled_from(list(LAYOUTS))
 @given(datasets=st.lists(PAIRS, min_size=1, max_size=3), layouts=st.tuples(LAYOUT_NAMES, LAYOUT_NAMES, LAYOUT_NAMES))
 def test_a_merge_is_the_concatenation(tmp_path, datasets, layouts):
     """Whatever the lengths, however the inputs are cut, stored and written; repeated keys are counted."""
-    work = tmp_path / str(next(_numbers))
-    for i, ((train, validation), layout) in enumerate(zip(datasets, layouts, strict=False)):
-        publish_docs(work / str(i), train, validation, sources=[("one", 1), ("two", 2)], layout=layout)
+    here = Here(tmp_path / str(next(_numbers)))
+    for i, (pair, layout) in enumerate(zip(datasets, layouts, strict=False)):
+        here.put(str(i), *pair, sources=[("one", 1), ("two", 2)], layout=layout)
 
-    result = run("merge", [work / str(i) for i in range(len(datasets))], work / "out", layout=layouts[-1])
+    result = here.run("merge", *map(str, range(len(datasets))), layout=layouts[-1])
 
     expected = {
         name: [doc for i, pair in enumerate(datasets) for doc in shifted(pair[k], 3 * i)]
         for k, name in enumerate(("train", "validation"))
     }
-    assert read_docs(work / "out") == expected
+    assert here.docs() == expected
     keys = [doc.key for docs in expected.values() for doc in docs]
     assert result.totals["documents"]["repeated_keys"] == len(keys) - len(set(keys))
     assert result.totals["documents"]["by_source"] == [
@@ -118,140 +141,152 @@ def test_a_merge_is_the_concatenation(tmp_path, datasets, layouts):
     ]
 
 
-def test_datasets_of_different_tokenizers_are_not_merged_unasked(tmp_path):
-    publish_docs(tmp_path / "a", docs_of([1]))
-    publish_docs(tmp_path / "b", docs_of([2]), tokenizer={**GPT2, "name": "r50k_base", "digest": "ab" * 32})
-    publish_docs(tmp_path / "c", docs_of([3]), tokenizer=None)
+def test_datasets_of_different_tokenizers_are_not_merged_unasked(here):
+    here.put("a", docs_of([1]))
+    here.put("b", docs_of([2]), tokenizer={**GPT2, "name": "r50k_base", "digest": "ab" * 32})
+    here.put("c", docs_of([3]), tokenizer=None)
     with refusal(r"a/versions/.* has tokens of gpt2 .*b/versions/.* has tokens of r50k_base .*--allow-diff"):
-        run("merge", [tmp_path / "a", tmp_path / "b"], tmp_path / "out")
+        here.run("merge", "a", "b")
     with refusal(r"of .*c/versions/.* no tokenizer is recorded"):
-        run("merge", [tmp_path / "a", tmp_path / "c"], tmp_path / "out")
-    assert not (tmp_path / "out/versions").exists()
+        here.run("merge", "a", "c")
+    assert not (here.path / "out/versions").exists()
 
-    allowed = {"operation": "merge", "allow_different_tokenizers": True}
-    run(allowed, [tmp_path / "a", tmp_path / "b", tmp_path / "c"], tmp_path / "out")
+    here.run("merge", "a", "b", "c", allow_different_tokenizers=True)
 
-    made_of = flat_tokens.open(tmp_path / "out").manifest["provenance"]
+    made_of = flat_tokens.open(here.path / "out").manifest["provenance"]
     assert made_of["tokenizer"] == {"digest": None}
     assert [one["tokenizer"].get("name") for one in made_of["inputs"]] == ["gpt2", "r50k_base", None]
-    run(allowed, [tmp_path / "a", tmp_path / "c"], tmp_path / "same")
-    assert flat_tokens.open(tmp_path / "same").manifest["provenance"]["tokenizer"] == GPT2
+    here.run("merge", "a", "c", to="same", allow_different_tokenizers=True)
+    assert flat_tokens.open(here.path / "same").manifest["provenance"]["tokenizer"] == GPT2
 
 
-def test_a_dataset_without_records_is_its_own_source(tmp_path):
+@pytest.mark.parametrize(
+    ("one", "other", "name"),
+    [(["web"], ["books", "web"], "web-2"), (["web", "web-2"], ["web"], "web-3"), (["web"], ["books"], None)],
+)
+def test_a_source_that_gets_another_name_is_told_of_and_keeps_a_record_of_it(here, caplog, one, other, name):
+    """A number that no source has. Whoever chooses documents by the name of their source would look for it in vain."""
+    for at, names in (("a", one), ("b", other)):
+        here.put(at, docs_of([1, 2], [3]), sources=[(source, 1) for source in names], name=at)
+    here.run("merge", "a", "b")
+    sources = flat_tokens.open(here.path / "out").manifest["provenance"]["sources"]
+    assert [source["name"] for source in sources] == [*one, *other[:-1], name or other[-1]]
+    assert [source.get("renamed_from") for source in sources] == [None] * (len(sources) - 1) + ["web" if name else None]
+    said = [message.partition(" (")[0] + message.rpartition(")")[2] for message in caplog.messages]
+    assert said == [f"The source 'web' of b is called '{name}' here: another source has its name"] * (name is not None)
+
+
+def test_a_dataset_without_records_is_its_own_source(here):
     """A plain zarr dataset: keys are made of the tokens, its splits are files and its sequences rows."""
     train = [[1, 2, 3], [], list(range(50)), [4], []]
-    foreign(tmp_path / "plain", train, [[5, 6]])
+    foreign(here.path / "plain", train, [[5, 6]])
 
-    run("merge", [tmp_path / "plain"], tmp_path / "out")
+    here.run("merge", "plain")
 
     def key(ids: list[int]) -> int:
         data = np.frombuffer(np.array(ids, "<u4").tobytes(), np.uint8)
         return int(document_keys(data, np.array([0, len(data)]))[0])
 
-    assert read_docs(tmp_path / "out") == {
+    assert here.docs() == {
         "train": [Doc(tuple(ids), key(ids), 0, row) for row, ids in enumerate(train)],
         "validation": [Doc((5, 6), key([5, 6]), 1, 0)],
     }
-    made_of = flat_tokens.open(tmp_path / "out").manifest["provenance"]
-    assert [(source["name"], [file["name"] for file in source["files"]]) for source in made_of["sources"]] == [
-        ("plain", ["train", "validation"])
-    ]
-    assert run("merge", [tmp_path / "plain"], tmp_path / "out").was_published
-    (tmp_path / "plain/validation/zarr.json").touch()
-    shutil.rmtree(tmp_path / "plain")
-    foreign(tmp_path / "plain", [*train, [9]], [[5, 6]])
-    assert not run("merge", [tmp_path / "plain"], tmp_path / "out").was_published
+    (source,) = flat_tokens.open(here.path / "out").manifest["provenance"]["sources"]
+    assert (source["name"], [file["name"] for file in source["files"]]) == ("plain", ["train", "validation"])
+    assert here.run("merge", "plain").was_published
+    shutil.rmtree(here.path / "plain")
+    foreign(here.path / "plain", [*train, [9]], [[5, 6]])
+    assert not here.run("merge", "plain").was_published
 
 
-def test_what_breaks_the_format_is_refused_before_anything_is_written(tmp_path):
-    foreign(tmp_path / "plain", [[1, 2], [3, 4]])
-    metadata = json.loads((tmp_path / "plain/train/zarr.json").read_text())
-    (tmp_path / "plain/train/zarr.json").write_text(json.dumps({**metadata, "attributes": {"max_token_id": 3}}))
+def test_what_breaks_the_format_is_refused_before_anything_is_written(here):
+    metadata = foreign(here.path / "plain", [[1, 2], [3, 4]]) / "train/zarr.json"
+    metadata.write_text(json.dumps({**json.loads(metadata.read_text()), "attributes": {"max_token_id": 3}}))
     with refusal("plain/train: token id 4 is above max_token_id 3"):
-        run("merge", [tmp_path / "plain"], tmp_path / "out")
-    publish_docs(tmp_path / "a", docs_of([1, 2]))
-    (chunk,) = (tmp_path / "a").glob("versions/*/train/encoded_tokens/c/0")
+        here.run("merge", "plain")
+    here.put("a", docs_of([1, 2]))
+    (chunk,) = here.path.glob("a/versions/*/train/encoded_tokens/c/0")
     chunk.unlink()
     with refusal("train/encoded_tokens/c/0 is missing"):
-        run("merge", [tmp_path / "a"], tmp_path / "out")
-    assert not (tmp_path / "out/versions").exists()
+        here.run("merge", "a")
+    assert not (here.path / "out/versions").exists()
 
 
 @pytest.mark.parametrize("operation", ["merge", "shuffle"])
-def test_a_damaged_input_is_noticed_and_nothing_is_published(tmp_path, operation):
+def test_a_damaged_input_is_noticed_and_nothing_is_published(here, operation):
     """A bit that flipped in the tokens since the input was verified."""
-    publish_docs(tmp_path / "a", docs_of(*[[i, i + 1, i + 2] for i in range(20)]))
-    chunk = sorted((tmp_path / "a").glob("versions/*/train/encoded_tokens/c/*"))[3]
+    here.put("a", docs_of(*[[i, i + 1, i + 2] for i in range(20)]))
+    chunk = sorted(here.path.glob("a/versions/*/train/encoded_tokens/c/*"))[3]
     data = bytearray(chunk.read_bytes())
     data[1] ^= 4
     chunk.write_bytes(data)
     with refusal(r"encoded_tokens/c/\d+: inner chunk 0 does not match its crc32c"):
-        run(operation, [tmp_path / "a"], tmp_path / "out")
-    assert read_pointer(Store.at(tmp_path / "out")).version is None
-    assert list_versions(Store.at(tmp_path / "out")) == []
+        here.run(operation, "a")
+    assert read_pointer(Store.at(here.path / "out")).version is None
+    assert here.versions() == []
 
 
-def test_appending_makes_a_new_version_and_moves_latest_once(tmp_path):
+def test_appending_makes_a_new_version_and_moves_latest_once(here):
     """The same command again finds what it appended, though its first input is another one by now."""
-    version = publish_docs(tmp_path / "a", docs_of([1]))
-    publish_docs(tmp_path / "b", docs_of([2], key=7))
+    version = here.put("a", docs_of([1]))
+    here.put("b", docs_of([2], key=7))
 
-    first = run("merge", [tmp_path / "a", tmp_path / "b"], tmp_path / "a")
-    again = run("merge", [tmp_path / "a", tmp_path / "b"], tmp_path / "a")
+    first, again = (here.run("merge", "a", "b", to="a") for _ in range(2))
 
-    assert [doc.ids for doc in read_docs(tmp_path / "a")["train"]] == [(1,), (2,)]
+    assert [doc.ids for doc in here.docs("a")["train"]] == [(1,), (2,)]
     assert (first.was_published, again.was_published, again.sequence) == (False, True, 2)
-    assert [(one.version, one.state) for one in list_versions(Store.at(tmp_path / "a"))] == [
-        (first.version, "latest"),
-        (version, "former"),
-    ]
-    publish_docs(tmp_path / "b", docs_of([3], key=8))
-    assert not run("merge", [tmp_path / "a", tmp_path / "b"], tmp_path / "a").was_published
-    assert [doc.ids for doc in read_docs(tmp_path / "a")["train"]] == [(1,), (2,), (3,)]
+    assert here.versions("a") == [(first.version, "latest"), (version, "former")]
+    here.put("b", docs_of([3], key=8))
+    assert not here.run("merge", "a", "b", to="a").was_published
+    assert [doc.ids for doc in here.docs("a")["train"]] == [(1,), (2,), (3,)]
 
 
-def test_appending_to_what_was_merged_elsewhere_appends(tmp_path):
-    publish_docs(tmp_path / "a", docs_of([1]))
-    run("merge", [tmp_path / "a", tmp_path / "a"], tmp_path / "out")
-    assert not run("merge", [tmp_path / "out", tmp_path / "a"], tmp_path / "out").was_published
-    assert [doc.ids for doc in read_docs(tmp_path / "out")["train"]] == [(1,), (1,), (1,)]
+def test_appending_to_what_was_merged_elsewhere_appends(here):
+    here.put("a", docs_of([1]))
+    here.run("merge", "a", "a")
+    assert not here.run("merge", "out", "a").was_published
+    assert [doc.ids for doc in here.docs()["train"]] == [(1,), (1,), (1,)]
 
 
-def test_what_is_no_dataset_and_where_nothing_can_be_written(tmp_path):
-    publish_docs(tmp_path / "a", docs_of([1]))
-    (tmp_path / "file.txt").write_text("text")
-    with refusal("nowhere: there is nothing here", FileNotFoundError):
-        run("merge", [tmp_path / "nowhere"], tmp_path / "out")
-    with refusal(r"file.txt: is a file, no flat-tokens dataset.*flat-tokens import", FileNotFoundError):
-        run("merge", [tmp_path / "file.txt"], tmp_path / "out")
-    with refusal(r"train: is one flat-tokens array.* Name the dataset around it", FileNotFoundError):
-        run("merge", [tmp_path / "a/latest/train"], tmp_path / "out")
+@pytest.mark.parametrize(
+    ("words", "message", "kind"),
+    [
+        ("merge nowhere", "nowhere: there is nothing here", FileNotFoundError),
+        ("merge file.txt", r"file.txt: is a file, no flat-tokens dataset.*flat-tokens import", FileNotFoundError),
+        ("merge a/latest/train", r"train: is one flat-tokens array.* Name the dataset around it", FileNotFoundError),
+        ("shuffle a a", "shuffle takes one dataset, not 2", ValueError),
+        ("relayout a", "relayout needs a layout", ValueError),
+    ],
+)
+def test_what_is_no_dataset_is_refused(here, words, message, kind):
+    here.put("a", docs_of([1]))
+    (here.path / "file.txt").write_text("text")
+    with refusal(message, kind):
+        here.run(*words.split())
+
+
+def test_an_output_within_an_input_is_refused(here):
+    here.put("a", docs_of([1]))
     with refusal("is within the dataset"):
-        run("merge", [tmp_path / "a"], tmp_path / "a/latest/more")
-    assert not (tmp_path / "a/latest/more").exists()
-    with refusal("there is no source 'news'; there are web"):
-        run({"operation": "subset", "sources": ["news"]}, [tmp_path / "a"], tmp_path / "out")
-    with refusal("shuffle takes one dataset, not 2"):
-        run("shuffle", [tmp_path / "a", tmp_path / "a"], tmp_path / "out")
+        here.run("merge", "a", to="a/latest/more")
+    assert not (here.path / "a/latest/more").exists()
 
 
-def test_a_merged_document_is_traced_to_its_text(tmp_path):
+def test_a_merged_document_is_traced_to_its_text(here):
     """What builds recorded of where their sources lay is passed on."""
-    for name in "ab":
-        build_here(settings_of(tmp_path / name, write_notes(tmp_path / "in" / name / "notes.jsonl", 3)))
-    for _ in range(2):
-        run("merge", [tmp_path / "a", tmp_path / "b"], tmp_path / "out")
-        run("merge", [tmp_path / "out", tmp_path / "b"], tmp_path / "out")
-        run("merge", [tmp_path / "out", tmp_path / "b"], tmp_path / "out")
-    corpus = open_corpus(tmp_path / "out")
+    notes = {name: write_notes(here.path / "in" / name / "notes.jsonl", 3) for name in "ab"}
+    for name, path in notes.items():
+        build_here(settings_of(here.path / name, path))
+    for first in ("a", "out", "out") * 2:
+        here.run("merge", first, "b")
+    corpus = open_corpus(here.path / "out")
     found = {
         Locator(corpus, trusted=True).find(place.file)
         for split in ("train", "validation")
         for place in places_of(corpus, split, range(corpus.splits[split].seq_count)) or []
         if place.file is not None
     }
-    assert found == {str(tmp_path / "in" / name / "notes.jsonl") for name in "ab"}
+    assert found == {*map(str, notes.values())}
 
 
 # Subset
@@ -298,11 +333,11 @@ def naive(docs: list[Doc], told: dict[str, Any], split: str) -> list[Doc]:
 @examples(20)
 @given(pair=PAIRS, told=filters(), layout=LAYOUT_NAMES)
 def test_a_subset_is_what_the_filters_let_through(tmp_path, pair, told, layout):
-    work = tmp_path / str(next(_numbers))
-    publish_docs(work / "a", *pair, sources=[("one", 1), ("two", 2)], layout=layout)
-    result = run({"operation": "subset", **told}, [work / "a"], work / "out")
+    here = Here(tmp_path / str(next(_numbers)))
+    here.put("a", *pair, sources=[("one", 1), ("two", 2)], layout=layout)
+    result = here.run("subset", "a", **told)
     expected = {name: naive(docs, told, name) for name, docs in zip(("train", "validation"), pair, strict=True)}
-    assert read_docs(work / "out") == expected
+    assert here.docs() == expected
     documents = result.totals["documents"]
     assert documents["read"] == sum(map(len, pair)) == documents["written"] + sum(documents["skipped"].values())
 
@@ -315,36 +350,43 @@ def test_samples_have_nothing_to_do_with_how_validation_was_drawn():
     assert abs(int((sampled & validation).sum()) - 2000) < 250
 
 
-def test_documents_are_listed_by_key_or_by_id(tmp_path):
+@pytest.mark.parametrize("name", ["keys.txt", "keys.npy", "ids.txt"])
+def test_documents_are_listed_by_key_or_by_id(here, name):
     """Keys in hexadecimal as trace shows them, or in an array; what no document has is counted."""
     ids = [b"first", b"second", "drittes ä".encode()]
     data = np.frombuffer(b"".join(ids), np.uint8)
     keys = document_keys(data, np.cumsum([0, *map(len, ids)])).tolist()
     docs = [Doc((i,), key, 0, i) for i, key in enumerate(keys)]
-    publish_docs(tmp_path / "a", docs, docs[:1])
-    (tmp_path / "keys.txt").write_text(f"{keys[2]:016x}\n0x{keys[0]:016X}\n{keys[0]:016x}\n{5:016x}\n")
-    np.save(tmp_path / "keys.npy", np.array([keys[0], keys[2], 5], np.uint64))
-    (tmp_path / "ids.txt").write_bytes(b"first\r\n\ndrittes \xc3\xa4\nnobody\n")
-    for told in ({"key_list": "keys.txt"}, {"key_list": "keys.npy"}, {"id_list": "ids.txt"}):
-        ((kind, name),) = told.items()
-        result = run({"operation": "subset", kind: str(tmp_path / name)}, [tmp_path / "a"], tmp_path / name.replace(".", "-"))
-        assert read_docs(result.path) == {"train": [docs[0], docs[2]], "validation": [docs[0]]}
-        assert result.totals["documents"]["skipped"] == {"not_listed": 1}
-        assert result.not_found == 1
-    run({"operation": "subset", "key_list": str(tmp_path / "keys.npy")}, [tmp_path / "a"], tmp_path / "keys-txt")
-    assert len(list_versions(Store.at(tmp_path / "keys-txt"))) == 1
-    (tmp_path / "wrong.txt").write_text("12\n")
+    here.put("a", docs, docs[:1])
+    (here.path / "keys.txt").write_text(f"{keys[2]:016x}\n0x{keys[0]:016X}\n{keys[0]:016x}\n{5:016x}\n")
+    np.save(here.path / "keys.npy", np.array([keys[0], keys[2], 5], np.uint64))
+    (here.path / "ids.txt").write_bytes(b"first\r\n\ndrittes \xc3\xa4\nnobody\n")
+    kind = "id_list" if name == "ids.txt" else "key_list"
+    result = here.run("subset", "a", **{kind: str(here.path / name)})
+    assert here.docs() == {"train": [docs[0], docs[2]], "validation": [docs[0]]}
+    assert result.totals["documents"]["skipped"] == {"not_listed": 1}
+    assert result.not_found == 1
+    if kind == "key_list":
+        here.run("subset", "a", key_list=str(here.path / "keys.npy"))  # the same list
+        assert len(here.versions()) == 1
+
+
+def test_what_a_subset_cannot_be_chosen_by_is_refused(here):
+    here.put("a", docs_of([1]))
+    (here.path / "wrong.txt").write_text("12\n")
     with refusal(r"wrong.txt: item 1 is '12', but a key is 16 hexadecimal digits.*--ids"):
-        run({"operation": "subset", "key_list": str(tmp_path / "wrong.txt")}, [tmp_path / "a"], tmp_path / "out")
+        here.run("subset", "a", key_list=str(here.path / "wrong.txt"))
+    with refusal("there is no source 'news'; there are web"):
+        here.run("subset", "a", sources=["news"])
 
 
-def test_a_split_is_dropped(tmp_path):
+def test_a_split_is_dropped(here):
     train, validation = docs_of([1], [2, 3], [4, 5, 6]), docs_of([7], [8])
-    publish_docs(tmp_path / "a", train, validation)
-    run({"operation": "subset", "min_tokens": 2, "split": "train", "drop": "validation"}, [tmp_path / "a"], tmp_path / "one")
-    result = run({"operation": "subset", "drop": "train"}, [tmp_path / "a"], tmp_path / "two")
-    assert read_docs(tmp_path / "one") == {"train": train[1:], "validation": []}
-    assert read_docs(tmp_path / "two") == {"train": [], "validation": validation}
+    here.put("a", train, validation)
+    here.run("subset", "a", to="one", min_tokens=2, split="train", drop="validation")
+    result = here.run("subset", "a", to="two", drop="train")
+    assert here.docs("one") == {"train": train[1:], "validation": []}
+    assert here.docs("two") == {"train": [], "validation": validation}
     assert result.totals["documents"]["skipped"] == {"split": 3}
 
 
@@ -355,51 +397,47 @@ def test_a_split_is_dropped(tmp_path):
 @given(pair=PAIRS, seed=st.integers(0, 2**63 - 1), layout=LAYOUT_NAMES)
 def test_a_shuffle_is_a_permutation_of_each_split(tmp_path, pair, seed, layout):
     """Each document with its key, file and row."""
-    work = tmp_path / str(next(_numbers))
-    publish_docs(work / "a", *pair, sources=[("one", 3)], layout=layout)
-    run({"operation": "shuffle", "seed": seed}, [work / "a"], work / "out")
-    found = read_docs(work / "out")
+    here = Here(tmp_path / str(next(_numbers)))
+    here.put("a", *pair, sources=[("one", 3)], layout=layout)
+    here.run("shuffle", "a", seed=seed)
+    found = here.docs()
     assert {name: sorted(docs) for name, docs in found.items()} == {"train": sorted(pair[0]), "validation": sorted(pair[1])}
 
 
-def test_the_seed_alone_decides_the_order(tmp_path, monkeypatch):
+def test_the_seed_alone_decides_the_order(here, monkeypatch):
     """Not the number of threads, nor how much is held in memory; each place is as likely as the others."""
     monkeypatch.undo()  # sizes as they are
     docs = docs_of(*[[i] * (i % 7) for i in range(300)])
-    publish_docs(tmp_path / "a", docs, docs)
-    first = run({"operation": "shuffle", "seed": 4}, [tmp_path / "a"], tmp_path / "first", workers=1)
+    here.put("a", docs, docs)
+    first = here.run("shuffle", "a", seed=4, to="first", workers=1)
     monkeypatch.setattr(tasks.derive.inputs, "PART_TOKENS", 500)
     monkeypatch.setattr(tasks.derive.inputs, "PART_DOCUMENTS", 70)
     monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_TOKENS", 90)
     monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_DOCUMENTS", 31)
-    second = run({"operation": "shuffle", "seed": 4}, [tmp_path / "a"], tmp_path / "second", workers=4)
+    second = here.run("shuffle", "a", seed=4, to="second", workers=4)
     assert digests(Path(first.path)) == digests(Path(second.path))
 
-    orders = [[doc.row for doc in read_docs(first.path)[split]] for split in ("train", "validation")]
-    run({"operation": "shuffle", "seed": 5}, [tmp_path / "a"], tmp_path / "other")
-    orders.append([doc.row for doc in read_docs(tmp_path / "other")["train"]])
-    for a, b in itertools.combinations([list(range(300)), *orders], 2):
+    here.run("shuffle", "a", seed=5, to="other")
+    found = [*here.docs("first").values(), here.docs("other")["train"]]
+    orders = [list(range(300)), *([doc.row for doc in some] for some in found)]
+    for a, b in itertools.combinations(orders, 2):
         assert sum(x == y for x, y in zip(a, b, strict=True)) < 10
         assert abs(np.corrcoef(a, b)[0, 1]) < 0.2
 
 
-def test_one_split_alone_is_shuffled_on_request(tmp_path):
+def test_one_split_alone_is_shuffled_on_request(here):
     docs = docs_of(*[[i] for i in range(40)])
-    publish_docs(tmp_path / "a", docs, docs)
-    run({"operation": "shuffle", "split": "train"}, [tmp_path / "a"], tmp_path / "out")
-    found = read_docs(tmp_path / "out")
-    assert found["validation"] == docs
-    assert found["train"] != docs
+    here.put("a", docs, docs)
+    here.run("shuffle", "a", split="train")
+    assert here.docs()["validation"] == docs
+    assert here.docs()["train"] != docs
 
 
 # Relayout
 
 
-def test_the_layout_that_is_there_is_nothing_to_do(tmp_path):
-    publish_docs(tmp_path / "a", docs_of([1, 2]))
-    assert run("relayout", [tmp_path / "a"], tmp_path / "a", layout="mmap").was_published
-    assert not run("relayout", [tmp_path / "a"], tmp_path / "a", layout="compact").was_published
-    assert run("relayout", [tmp_path / "a"], tmp_path / "a", layout="compact").was_published
-    with refusal("relayout needs a layout"):
-        run("relayout", [tmp_path / "a"], tmp_path / "a")
-    assert len(list_versions(Store.at(tmp_path / "a"))) == 2
+def test_the_layout_that_is_there_is_nothing_to_do(here):
+    here.put("a", docs_of([1, 2]))
+    for layout, is_there in (("mmap", True), ("compact", False), ("compact", True)):
+        assert here.run("relayout", "a", to="a", layout=layout).was_published == is_there
+    assert len(here.versions("a")) == 2

@@ -16,7 +16,7 @@ import flat_tokens.steps
 import tasks.assemble.write
 import tasks.derive.inputs
 import tasks.derive.shuffle
-import tasks.shards.segments
+import tasks.shards.write
 import tasks.tokenize.segments
 from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.steps import Outcome
@@ -228,7 +228,7 @@ def test_of_small_files_those_that_changed_are_read_again(tmp_path, monkeypatch,
         read.extend(one.file.name for one in part.ranges)
         return read_documents(part, *arguments, **more)
 
-    monkeypatch.setattr(tasks.shards.segments, "read_documents", noted)
+    monkeypatch.setattr(tasks.shards.write, "read_documents", noted)
     paths = [write_rows(tmp_path / f"in/{k}.{ending}", some_rows(f"f{k}", 8)) for k in range(9)]
     settings, _ = given(tuple(features), [tmp_path / "in"], slice_bytes=1 << 20)
     built({**settings, "output": str(tmp_path / "one")})

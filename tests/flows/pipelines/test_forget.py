@@ -104,6 +104,11 @@ class Dataset:
         return Store.at(self.output)
 
 
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    return Dataset(tmp_path)
+
+
 def content(version: Store) -> dict[str, list[tuple[int, Held]]]:
     """Every document of a version with its key, wherever it stood in the sources."""
     found = {}
@@ -202,10 +207,9 @@ def test_forgotten_documents_are_nowhere_and_stay_away(tmp_path, variant):
     check_same(dataset)
 
 
-def test_pinned_former_and_held_versions_get_successors(tmp_path, monkeypatch):
+def test_pinned_former_and_held_versions_get_successors(dataset, tmp_path, monkeypatch):
     """Pins move with their notes, a rollback goes to the successor, and what waits for a person waits on; all of it signed."""
     monkeypatch.setenv(KEY_FILE, str(key_file(tmp_path / "keys")))
-    dataset = Dataset(tmp_path)
     one = dataset.build().version
     pin(dataset.root, one, "the paper")
     dataset.rows["a"] += rows("c", 20)
@@ -231,9 +235,8 @@ def test_pinned_former_and_held_versions_get_successors(tmp_path, monkeypatch):
     assert dataset.refresh().outcome == "unchanged"
 
 
-def test_what_was_rolled_back_or_rejected_stays_so(tmp_path):
+def test_what_was_rolled_back_or_rejected_stays_so(dataset):
     """Also where its version has been collected: it is known by the name that it would have without anything forgotten."""
-    dataset = Dataset(tmp_path)
     dataset.build()
     dataset.rows["a"] += rows("c", 20)
     dataset.build()
@@ -245,8 +248,7 @@ def test_what_was_rolled_back_or_rejected_stays_so(tmp_path):
     assert dataset.refresh().outcome == "withdrawn"
 
 
-def test_a_source_that_gives_a_forgotten_document_later_is_read_without_it(tmp_path):
-    dataset = Dataset(tmp_path)
+def test_a_source_that_gives_a_forgotten_document_later_is_read_without_it(dataset):
     dataset.build()
     before = read_pointer(dataset.root)
     result = dataset.forget("late-1")
@@ -318,16 +320,14 @@ def test_clusters_that_lose_documents_have_the_names_of_a_clean_build(tmp_path, 
         ({"where": "row < 2", "source": "b"}, ["b-0", "b-1"]),
     ],
 )
-def test_documents_are_named_by_an_expression_or_a_source(tmp_path, request_, gone):
-    dataset = Dataset(tmp_path)
+def test_documents_are_named_by_an_expression_or_a_source(dataset, request_, gone):
     dataset.build()
     assert dataset.forget(**request_).documents == len(gone)
     check_gone(dataset, gone)
     check_same(dataset, gone)
 
 
-def test_what_names_no_document_is_refused(tmp_path):
-    dataset = Dataset(tmp_path)
+def test_what_names_no_document_is_refused(dataset):
     with refusal("nothing was built here"):
         dataset.forget("a-1")
     dataset.build()
@@ -423,8 +423,7 @@ def test_outputs_in_a_store(tmp_path, request, kind):
     assert dataset.refresh().outcome == "unchanged"
 
 
-def test_the_certificate_says_what_was_done(tmp_path):
-    dataset = Dataset(tmp_path)
+def test_the_certificate_says_what_was_done(dataset, tmp_path):
     dataset.rows["a"][3]["text"] = "short"
     dataset.rows["a"][4]["text"] = dataset.rows["b"][5]["text"]
     first = dataset.build().version
@@ -450,9 +449,8 @@ def test_the_certificate_says_what_was_done(tmp_path):
     assert list(check_forgotten(dataset.root)) == []
 
 
-def test_runs_that_saw_them_are_told_and_skip_them(tmp_path):
+def test_runs_that_saw_them_are_told_and_skip_them(dataset, tmp_path):
     """The steps are those of the batches that have their tokens; from a step on the ledger has the successor."""
-    dataset = Dataset(tmp_path)
     version = dataset.build(validation_fraction=0).version
     train = flat_tokens.open(f"{dataset.output}/versions/{version}").train
     ledger = Ledger.create(tmp_path / "run.json", {"text": (train.documents(300), 1.0)}, batch_size=8, seed=3)
@@ -567,9 +565,8 @@ def test_no_words_of_a_match_stay_in_any_record(tmp_path):
     check_gone(dataset, ["a-3"])
 
 
-def test_exports_that_are_not_finished(tmp_path):
+def test_exports_that_are_not_finished(dataset, tmp_path):
     """One that is written now is waited for; files that no record names are left, and named."""
-    dataset = Dataset(tmp_path)
     dataset.build()
     place = tmp_path / "exported"
     request = export_of(dataset.output, "megatron", {})
@@ -582,9 +579,8 @@ def test_exports_that_are_not_finished(tmp_path):
     assert result.rest == [f"{place}: an export that is not removed, or not completely: remove it"]
 
 
-def test_exports_that_the_output_knows_of_are_removed(tmp_path):
+def test_exports_that_the_output_knows_of_are_removed(dataset, tmp_path):
     """Local ones are; the others are on the certificate."""
-    dataset = Dataset(tmp_path)
     version = dataset.build().version
     export_here(dataset.output, tmp_path / "exported", "parquet")
     (tmp_path / "exported/mine.txt").write_text("stays")

@@ -22,7 +22,7 @@ from flows.pipelines.build import BuildResult, build
 from flows.runners.processes import Threads
 from tasks.config import BuildConfig
 from tasks.finalize.provenance import is_published
-from tasks.finalize.totals import count_repeated
+from tasks.finalize.seal import count_repeated
 from tasks.output.pointer import publish, read_pointer
 from tasks.shards.index import read_index
 from tests.refusal import refusal
@@ -257,6 +257,6 @@ def test_repeated_keys_are_counted_in_memory_and_by_a_query(keys, cuts, at_once)
     """The first of equal keys is none of an earlier one, the others are."""
     stored = np.array(keys, np.uint64) * np.uint64(2**58)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks.finalize.totals, "KEYS_AT_ONCE", at_once)
+        patch.setattr(tasks.finalize.seal, "KEYS_AT_ONCE", at_once)
         found = count_repeated(np.split(stored, sorted(cuts)), len(keys))
     assert found == len(keys) - len(set(keys))

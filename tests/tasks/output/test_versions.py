@@ -1,31 +1,52 @@
-"""The versions of an output: listed, pinned, gone back to, and where each came from."""
+"""The versions of an output: listed, pinned, gone back to, held for a person, and where each came from. The pointer: what it
+remembers, and that no move is lost, on a disk and on object stores that compare before they write.
+"""
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import flat_tokens
+import tasks.output.swap
+from flat_tokens.manifest import manifest_digest
+from flat_tokens.stores import signing
 from flat_tokens.stores.store import Store
 from tasks.garbage import Policy, collect
-from tasks.output.pointer import read_pointer
+from tasks.gates import Finding
+from tasks.output.paths import version_store
+from tasks.output.pointer import Candidate, Former, Pointer, change, publish, read_history, read_pointer
+from tasks.output.swap import Seen, look, swap
 from tasks.output.versions import (
+    approve,
     at_dataset,
     check_distinct,
     find_version,
+    hold,
     list_versions,
     pin,
     read_origin,
     read_origin_files,
+    reject,
     roll_back,
     unpin,
 )
+from tests.faults.stores import BUCKETS
 from tests.faults.support import build_here, settings_of, write_notes
+from tests.keys import key_file
+from tests.processes import in_threads
 from tests.refusal import refusal
-from tests.tasks.conftest import ON_DISK, Build
+from tests.tasks.conftest import IN_A_STORE, ON_DISK, Build
 
 
 def versions_of(build: Build, count: int) -> list[str]:
@@ -187,3 +208,316 @@ def test_a_dataset_is_found_by_the_link_too(root, build, tmp_path):
         at_dataset(str(tmp_path / "in"))
     with refusal(r"latest\.json: is a file, not a dataset\. Give the output"):
         at_dataset(f"{root.root}/latest.json")
+
+
+def versions(root: Store, *names: str) -> Store:
+    for name in names:
+        root.put(f"versions/{name}/manifest.json", name.encode())
+        root.put(f"versions/{name}/zarr.json", b"{}")
+    return root
+
+
+def test_a_pointer_remembers_what_it_pointed_at_each_version_once(tmp_path):
+    root = versions(Store.at(tmp_path), "one", "two")
+    assert read_pointer(root).sequence == 0
+    for since, version in enumerate(["one", "two", "one", "two"]):
+        for _ in range(2):  # whoever is killed after it may do it again
+            assert publish(root, version, since) == since + 1
+    with pytest.raises(FileNotFoundError):
+        publish(root, "absent", 4)
+    now = read_pointer(root)
+    assert (now.version, now.sequence, now.names("former")) == ("two", 4, ["one"])
+    assert (now.manifest_sha256, os.readlink(tmp_path / "latest")) == (hashlib.sha256(b"two").hexdigest(), "versions/two")
+
+
+def test_a_first_pointer_has_no_more_than_version_digest_and_number(tmp_path):
+    publish(versions(Store.at(tmp_path), "one"), "one", 0)
+    assert sorted(json.loads((tmp_path / "latest.json").read_bytes())) == ["manifest_sha256", "sequence", "version"]
+
+
+def test_moving_back_forgets_what_came_after_and_withdraws_what_it_left():
+    past = tuple(Former(version=name, until="2026-01-01T00:00:00+00:00") for name in ("one", "two", "three"))
+    back = Pointer(version="four", manifest_sha256="4", sequence=4, former=past).moved_back("two", "2")
+    assert Pointer.model_validate_json(back.as_json()) == back
+    assert (back.version, back.manifest_sha256, back.sequence) == ("two", "2", 5)
+    assert back.names("former") == ["one"]
+    assert back.names("withdrawn") == ["four"]
+    on = back.moved("four", "4", is_there=True)
+    assert (on.names("former"), on.withdrawn, on.sequence) == (["one", "two"], (), 6)
+
+
+@pytest.mark.parametrize(
+    "spoiled",
+    [
+        [1],
+        {"version": "a", "until": 1, "more": 2},
+        "text",
+        {"version": "a"},
+        {"version": 3, "until": "2026-01-01T00:00:00+00:00"},
+        {"version": "../../a", "until": "2026-01-01T00:00:00+00:00"},
+        {"version": "a", "until": "yesterday"},
+        {"version": "a", "until": "2026-01-01T00:00:00"},  # of which time zone?
+    ],
+)
+def test_a_pointer_whose_past_makes_no_sense_is_refused(tmp_path, spoiled):
+    value = {"version": "one", "manifest_sha256": "1", "sequence": 1, "former": [spoiled]}
+    (tmp_path / "latest.json").write_text(json.dumps(value))
+    with refusal(r"latest\.json: is not a pointer to a version"):
+        read_pointer(Store.at(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../../elsewhere", "a/b", "a\0b"])
+def test_a_pointer_out_of_the_output_is_refused(tmp_path, name):
+    (tmp_path / "latest.json").write_text(json.dumps({"version": name, "manifest_sha256": "1", "sequence": 1}))
+    with refusal(r"latest\.json: is not a pointer to a version"):
+        read_pointer(Store.at(tmp_path))
+
+
+def check_swaps(root: Store) -> None:
+    """Only who has seen the present state may replace it; the first object is made once."""
+    absent = look(root, "latest.json")
+    assert absent == (None, None)
+    assert swap(root, "latest.json", absent, b"first")
+    assert not swap(root, "latest.json", absent, b"other first")
+    seen = look(root, "latest.json")
+    assert swap(root, "latest.json", seen, b"second")
+    assert not swap(root, "latest.json", seen, b"other second")
+    assert root.read("latest.json") == b"second"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", BUCKETS)
+def test_object_stores_swap_only_what_was_seen_and_move_no_pointer_twice(protocol, monkeypatch):
+    with BUCKETS[protocol](monkeypatch) as there:
+        check_swaps(Store.at(f"{there.url}/swaps"))
+        check_racing_publications(f"{there.url}/race")
+        # The store itself compares: also where another machine wrote between the last look and the write.
+        root = Store.at(f"{there.url}/stale")
+        assert swap(root, "latest.json", look(root, "latest.json"), b"one")
+        seen = look(root, "latest.json")
+        root.fs.pipe_file(root.path("latest.json"), b"theirs")
+        looks = iter([seen])
+        monkeypatch.setattr("tasks.output.swap.look", lambda root, key: next(looks, None) or look(root, key))
+        assert not swap(root, "latest.json", seen, b"mine")
+        assert root.read("latest.json") == b"theirs"
+
+
+def test_no_pointer_is_moved_twice(output):
+    check_racing_publications(output)
+
+
+def check_racing_publications(url: str) -> None:
+    """Of several that saw the same pointer one wins; the others are told."""
+    names = [f"v{i}" for i in range(4)]
+    versions(Store.at(url), *names)
+    barrier, outcomes = threading.Barrier(len(names)), {}
+
+    def race(name: str) -> None:
+        barrier.wait()
+        try:
+            outcomes[name] = publish(Store.at(url), name, 0)
+        except ValueError as error:
+            outcomes[name] = str(error)
+
+    in_threads(race, names)
+    winner = read_pointer(Store.at(url)).version
+    assert outcomes.pop(winner) == 1
+    assert all("another build published" in str(outcome) for outcome in outcomes.values())
+    assert read_pointer(Store.at(url)).sequence == 1
+
+
+@IN_A_STORE
+def test_a_write_that_fails_is_an_error_and_no_refusal(root, monkeypatch):
+
+    def fail(path: str, data: bytes, **options: Any) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr(root.fs, "pipe_file", fail)
+    with refusal("no space", OSError):
+        swap(root, "latest.json", look(root, "latest.json"), b"mine")
+
+
+@IN_A_STORE
+def test_a_store_that_knows_no_conditions_is_written_without(root, monkeypatch):
+
+    real = root.fs.pipe_file
+
+    def refuse(path: str, data: bytes, **options: Any) -> None:
+        if options:
+            raise OSError(errno.ENOSYS, "NotImplemented")
+        real(path, data)
+
+    monkeypatch.setattr(root.fs, "pipe_file", refuse)
+    check_swaps(root)
+
+
+@IN_A_STORE
+def test_a_version_that_is_collected_while_it_becomes_the_latest_does_not_stay_that(root):
+    """Without a lock for all machines: the pointer goes back, and the rerun is told what to do."""
+    versions(root, "one", "two")
+    publish(root, "one", 0)
+
+    def collected(pointer: Pointer) -> Pointer:
+        root.remove("versions/two/zarr.json")
+        return pointer.moved("two", "2", is_there=True)
+
+    with refusal("version two has just been removed"):
+        change(root, collected)
+    now = read_pointer(root)
+    assert (now.version, now.sequence, now.withdrawn) == ("one", 3, ())
+
+
+class At:
+    """An output with versions of the same few texts, one for each seed, the last of which waits."""
+
+    def __init__(self, root: Store, build: Build) -> None:
+        self.root = root
+        self.first, self.latest = (build("a", "b", split_seed=seed) for seed in range(2))
+        self.waits = build("a", "b", split_seed=2, publish={"gates": [{"of": "documents", "at_least": 5, "action": "hold"}]})
+
+    def hold(self, version: str | None = None, since: int | None = None, **other: Any) -> Candidate:
+        version, now = version or self.waits, read_pointer(self.root)
+        facts = {
+            "version": version,
+            "manifest_sha256": manifest_digest(version_store(self.root, version)),
+            "before": now.version,
+            "at": datetime.now(UTC),
+            "gates": (),
+            "findings": (Finding(of="documents", place="", value=1, limit="at least 2", action="hold"),),
+            "documents": 4,
+            "tokens": 100,
+        }
+        return hold(self.root, Candidate(**{**facts, **other}), now.sequence if since is None else since)
+
+
+@pytest.fixture
+def at(root: Store, build: Build) -> At:
+    return At(root, build)
+
+
+def test_a_version_that_waits_is_listed_kept_and_not_the_latest(at):
+    assert {one.version: one.state for one in list_versions(at.root)} == {
+        at.latest: "latest",
+        at.first: "former",
+        at.waits: "held",
+    }
+    gone = collect(at.root, Policy(keep_versions=1, grace_days=0), delete=True)
+    assert {one.version for one in gone.kept} == {at.latest, at.waits}
+    assert flat_tokens.open(at.root.url).path.endswith(at.latest)
+    with refusal("waits for a person"):
+        roll_back(at.root, at.waits)
+
+
+def test_an_approval_is_recorded_and_made_once(at):
+    number = read_pointer(at.root).sequence
+    done = approve(at.root, at.waits[:6], "looks right", "eve")
+    again = approve(at.root, None, "me too", "mallory")
+    assert [(one.pointer.version, one.pointer.sequence, one.was_decided) for one in (done, again)] == [
+        (at.waits, number + 1, False),
+        (at.waits, number + 1, True),
+    ]
+    assert again.decision == done.decision
+    (line,) = [one for one in read_history(at.root) if one.decision]
+    assert (line.version, line.decision) == (at.waits, done.decision)
+    records = [json.loads(at.root.read(f"runs/{name}")) for name, _ in (at.root / "runs").listing() if name.endswith(".json")]
+    (record,) = [one for one in records if one.get("decision")]
+    assert (record["decision"]["by"], record["decision"]["why"], record["version"]) == ("eve", "looks right", at.waits)
+    flat_tokens.verify(at.root.url, "full")
+
+
+def test_a_rejected_version_leaves_latest_alone(at):
+    reject(at.root, None, "too small", "eve")
+    assert (read_pointer(at.root).version, read_pointer(at.root).names("rejected")) == (at.latest, [at.waits])
+    assert {one.version: one.state for one in list_versions(at.root)}[at.waits] == "rejected"
+    with refusal("was rejected by eve"):
+        approve(at.root, None, "no, it is right")
+    assert reject(at.root, at.waits, "again").was_decided
+    flat_tokens.verify(at.root.url, "full")
+    assert roll_back(at.root, at.waits).version == at.waits  # a person names it
+    assert read_pointer(at.root).rejected == ()
+
+
+def test_what_is_no_longer_the_candidate_is_not_approved(at):
+    roll_back(at.root)
+    assert read_pointer(at.root).candidate is None
+    with refusal(f"does not wait for a person. One waits until latest moves, which is {at.first} now"):
+        approve(at.root, at.waits, "late")
+    at.hold()
+    at.hold(at.latest)  # another refresh replaces it
+    with refusal(f"version {at.waits} does not wait for a person; {at.latest} does"):
+        approve(at.root, at.waits, "late")
+    assert read_pointer(at.root).version == at.first
+
+
+def test_a_version_is_not_held_where_latest_has_moved(at):
+    with refusal("another build published"):
+        at.hold(since=read_pointer(at.root).sequence - 1)
+
+
+def test_a_version_that_was_changed_is_not_approved(at):
+    at.hold(manifest_sha256="ab" * 32)
+    with refusal("is not what the gates looked at"):
+        approve(at.root, None, "yes")
+    assert read_pointer(at.root).version == at.latest
+
+
+@pytest.mark.parametrize("others", [[approve, approve], [approve, reject], [reject, reject]])
+def test_of_several_decisions_at_once_one_counts(at, others):
+    barrier, said = threading.Barrier(len(others)), []
+
+    def decide(one: Callable[..., Any]) -> None:
+        barrier.wait()
+        with suppress(ValueError):
+            said.append(one(at.root, None, "why", one.__name__))
+
+    in_threads(decide, others)
+    (decision,) = (one.decision for one in read_pointer(at.root).decisions)
+    assert {one.decision for one in said} == {decision}
+    assert read_pointer(at.root).version == (at.waits if decision.what == "approved" else at.latest)
+
+
+@IN_A_STORE
+def test_an_approval_beside_another_one_is_the_others(at, monkeypatch):
+    """A store has no lock that machines share: the other approval is made whole between two of this one's reads."""
+    look, others = tasks.output.swap.look, ["another"]
+
+    def late(root: Store, key: str) -> Seen:
+        seen = look(root, key)
+        if others:
+            approve(root, None, "looked at it", by=others.pop())
+        return seen
+
+    monkeypatch.setattr(tasks.output.swap, "look", late)
+    decided = approve(at.root, None, "looked at it, too", by="one")
+    assert (decided.was_decided, decided.decision.by, decided.pointer.version) == (True, "another", at.waits)
+    assert [one.decision.by for one in read_history(at.root) if one.decision] == ["another"]
+
+
+def test_an_approval_that_is_killed_is_made_or_not(at, monkeypatch):
+    """Before the swap nothing has changed; after it the move and the decision are both there, whatever else was not written."""
+
+    def killed(*_: Any) -> bool:
+        raise KeyboardInterrupt
+
+    for module, name in (("swap", "swap"), ("versions", "put_run")):
+        before = read_pointer(at.root)
+        with monkeypatch.context() as patched:
+            patched.setattr(f"tasks.output.{module}.{name}", killed)
+            with pytest.raises(KeyboardInterrupt):
+                approve(at.root, None, "yes")
+        assert (read_pointer(at.root) == before) == (name == "swap")
+    assert approve(at.root, None, "yes").was_decided
+    assert [(one.version, one.decision.why) for one in read_history(at.root) if one.decision] == [(at.waits, "yes")]
+    assert read_pointer(at.root).version == at.waits
+
+
+@ON_DISK
+def test_with_a_key_the_record_of_what_waits_is_signed(root, build, tmp_path, monkeypatch):
+    monkeypatch.setenv(signing.KEY_FILE, str(key_file(tmp_path / "keys")))
+    at = At(root, build)
+    told = at.root.read("latest.json")
+    (tmp_path / "out/latest.json").write_bytes(told.replace(at.waits.encode(), at.first.encode()))
+    with refusal(r"latest\.json: the signature next to it is of something else"):
+        approve(at.root, None, "yes")
+    (tmp_path / "out/latest.json").write_bytes(told)
+    assert approve(at.root, None, "yes").pointer.version == at.waits
