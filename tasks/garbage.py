@@ -106,7 +106,7 @@ def collect(root: Store, policy: Policy, *, delete: bool = False) -> GarbageRepo
         kept = list_versions(root)
         if busy is None:
             for item in unneeded(root, kept, [], policy):
-                _remove(root, item)
+                remove_below(root, item.name)
                 gone.append(item)
         _tidy(root)
     recent = unfinished_bytes(root)
@@ -225,9 +225,9 @@ def remove_held_shards(root: Store) -> None:
                     break
                 if is_dataset(root, version):
                     held.update(shard.key for shard in read_index(root, version).published)
-            gone = [_shard(key, 0, HELD) for key in shards if key in held]
-            gone += unneeded_objects(root, {key for key in shards if key not in held})
-            list(pool.map(functools.partial(_remove, root), gone))
+            gone = [shard_key(key) for key in shards if key in held]
+            gone += (item.name for item in unneeded_objects(root, {key for key in shards if key not in held}))
+            list(pool.map(functools.partial(remove_below, root), gone))
             _tidy(root)
 
 
@@ -240,7 +240,7 @@ def remove_abandoned_objects(root: Store) -> None:
     with collecting(root) as busy:
         if busy is None:
             for item in unneeded_objects(root, stored_shards(root)):
-                _remove(root, item)
+                remove_below(root, item.name)
             _tidy(root)
 
 
@@ -264,10 +264,6 @@ def unneeded_objects(root: Store, shards: Iterable[str]) -> list[Garbage]:
     left = (f"{paths.UNFINISHED}/{attempt}" for attempt in attempts if attempt not in needed)
     why = "no token shard is in it"
     return [Garbage(kind="unfinished objects", name=key, byte_count=_size(root, key)[0], why=why) for key in left]
-
-
-def _shard(key: str, byte_count: int, why: str) -> Garbage:
-    return Garbage(kind="shard", name=shard_key(key), byte_count=byte_count, why=why)
 
 
 def _is_wanted(root: Store, version: str) -> bool:
@@ -297,24 +293,18 @@ def _tidy(root: Store) -> None:
         remove_empty(root.root, f"{STAGING}/{COLLECTED}", STAGING, GROUPS, paths.UNFINISHED, paths.BESIDE, paths.SETS)
 
 
-def _remove(root: Store, item: Garbage) -> None:
-    """Remove garbage other than a version. A shard's receipt goes first."""
-    if not root.is_local:
-        if item.kind == "shard":
-            root.remove_object(f"{item.name}/{paths.RECEIPT}")
-        root.fs.invalidate_cache()
-        root.remove(item.name)
-    elif kind_of(root.path(item.name)) == "directory":
-        with suppress(FileNotFoundError):
-            root.remove(_throw_away(root, item.name))
-    else:
-        root.remove(item.name)
-
-
 def remove_below(root: Store, key: str) -> None:
     """Remove an object, or all below a prefix: at once for readers of a local output, of a shard elsewhere the receipt first."""
-    kind: Kind = "shard" if key.startswith(f"{paths.CACHE}/") and SHARD_KEY.fullmatch(key.rpartition("/")[2]) else "file"
-    _remove(root, Garbage(kind=kind, name=key, byte_count=0, why="it may hold what is forgotten"))
+    if not root.is_local:
+        if SHARD_KEY.fullmatch(key.removeprefix(f"{paths.CACHE}/")):
+            root.remove_object(f"{key}/{paths.RECEIPT}")
+        root.fs.invalidate_cache()
+        root.remove(key)
+    elif kind_of(root.path(key)) == "directory":
+        with suppress(FileNotFoundError):
+            root.remove(_throw_away(root, key))
+    else:
+        root.remove(key)
 
 
 def dead_staging(root: Store) -> list[Garbage]:
@@ -416,9 +406,10 @@ def _unneeded_shards(root: Store, kept: list[Version], limit: datetime) -> Itera
 
     def judge(key: str) -> Garbage | None:
         size, newest = _size(root, shard_key(key))
-        if key in held:
-            return _shard(key, size, HELD)
-        return _shard(key, size, "no build went on with it") if newest is None or newest < limit else None
+        if key not in held and newest is not None and newest >= limit:
+            return None
+        why = HELD if key in held else "no build went on with it"
+        return Garbage(kind="shard", name=shard_key(key), byte_count=size, why=why)
 
     with ThreadPoolExecutor(READERS) as pool:
         yield from filter(None, pool.map(judge, stored_shards(root)))

@@ -31,8 +31,7 @@ from tasks.output.versions import if_there
 from tasks.shards.index import indexed_versions, without_tokens
 from tasks.shards.receipts import without_receipt
 from tasks.shards.recipe import Recipe
-from tasks.shards.room import Sums, free_space, lack_of_room, room_for
-from tasks.shards.sample import clock, measure
+from tasks.shards.sample import Sums, clock, free_space, lack_of_room, measure, room_for
 from tasks.shards.stored import tried
 from tasks.text.documents import Tally
 from tasks.tokenize.chat import chats_of

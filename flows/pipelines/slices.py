@@ -29,7 +29,7 @@ from tasks.parts.part import ShardPart
 from tasks.parts.stored import may_stream
 from tasks.progress import meter
 from tasks.shards.recipe import Recipe, signature_of
-from tasks.shards.room import warn_of_room
+from tasks.shards.sample import warn_of_room
 from tasks.shards.stored import StoredSlices, looked_up
 from tasks.shards.stream import Sink
 

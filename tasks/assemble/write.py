@@ -184,16 +184,6 @@ class _ArraySpans:
 MAX_ENCODED = 2**32 - 1
 
 
-class DocumentEntries(NamedTuple):
-    """Entries of documents: where each starts in its split, and its facts by their names: uint64[n] or uint64[n, numbers]
-    each; and n rows of kept columns.
-    """
-
-    starts: UInt64s
-    facts: dict[str, UInt64s]
-    columns: Iterable[pa.RecordBatch] = ()
-
-
 class TokenItems(NamedTuple):
     """TokenItems of some token arrays, none of their tokens above ``highest``."""
 
@@ -262,13 +252,14 @@ def write_tokens(
     object.
     """
     layout, largest = target.layout_of(span.split), 0
-    first, store = span.start // layout.encoded_tokens.object_length, target.home(span.split) / span.split
+    first, store = span.start // layout.encoded_tokens.object_length, target.home(span.split)
     specs = {name: layout.token_array(name) for name in target.token_arrays}
     with contextlib.ExitStack() as stack:
         writers = {}
         for name, spec in specs.items():
             path = partial(unfinished, name)
-            writer = ArrayWriter(store, name, spec, first_object=first, write_metadata=False, unfinished=path)
+            name_below = f"{span.split}/{name}"
+            writer = ArrayWriter(store, name_below, spec, first_object=first, write_metadata=False, unfinished=path)
             writers[name] = stack.enter_context(writer)
         for some in items:
             if isinstance(some, list):
@@ -286,7 +277,7 @@ def write_tokens(
     lengths = {name: writer.length for name, writer in writers.items()}
     if len(set(lengths.values())) > 1:
         raise AssertionError(f"{span.label}: arrays of {lengths} items were written")
-    objects = tuple(stored for name in specs for stored in _named(span.split, writers[name].objects))
+    objects = tuple(stored for writer in writers.values() for stored in writer.objects)
     return Written.of(span.split, objects, largest >> 1), lengths[TOKENS]
 
 
@@ -294,41 +285,39 @@ def _write_documents(span: Span, target: Target) -> Written:
     """Write the objects of a span of documents: seq_starts; their facts, which are not arrays of the format; and one object of
     the columns that the dataset keeps.
     """
-    split, store = span.split, target.home(span.split)
-    spec, of_documents = target.layout_of(split).seq_starts, document_spec(target.layout_of(split))
-    first = span.start // spec.object_length
-    starts = ArrayWriter(store / split, "seq_starts", spec, first_object=first, write_metadata=False)
-    facts, texts = store / f"{DOCUMENTS}/{split}", target.beside / f"{TEXTS}/{split}"
-    arrays = {
-        **{name: ArrayWriter(facts, name, of_documents, first_object=first, write_metadata=False) for name in target.facts},
-        **{
-            name: ArrayWriter(texts, name, of_documents, first_object=numbers * first, write_metadata=False)
-            for name, numbers in target.texts_of(split).items()
-        },
+    split, store, layout = span.split, target.home(span.split), target.layout_of(span.split)
+    first = span.start // layout.seq_starts.object_length
+    starts = ArrayWriter(store, f"{split}/seq_starts", layout.seq_starts, first_object=first, write_metadata=False)
+    array = partial(ArrayWriter, spec=document_spec(layout), write_metadata=False)
+    facts = {name: array(store, f"{DOCUMENTS}/{split}/{name}", first_object=first) for name in target.facts}
+    texts = {
+        name: array(target.beside, f"{TEXTS}/{split}/{name}", first_object=numbers * first)
+        for name, numbers in target.texts_of(split).items()
     }
     kept_object = store.create(name_of(split, span.start)) if span.columns and span.start < span.stop else None
     with contextlib.ExitStack() as stack:
-        for writer in (starts, *arrays.values()):
+        for writer in (starts, *facts.values(), *texts.values()):
             stack.enter_context(writer)
         kept = None
         if kept_object is not None:
             kept = stack.enter_context(ColumnsWriter(stack.enter_context(kept_object), span.columns))
-        for some in (_entries_of(span, part, target) for part in span.parts):
-            starts.append(some.starts)
-            for name, array in arrays.items():
-                array.append(some.facts[name].reshape(-1))
+        for part in span.parts:
+            places, values, columns = _entries_of(span, part, target)
+            starts.append(places)
+            for name, writer in {**facts, **texts}.items():
+                writer.append(values[name].reshape(-1))
             if kept is not None:
-                for batch in some.columns:
+                for batch in columns:
                     kept.append(batch)
         check_length(span, starts.length)
         if kept is not None:
             check_length(span, kept.row_count)
         if span.last_entry is not None:
             starts.append(np.array([span.last_entry], np.uint64))
-    entries = [stored for name in target.facts for stored in arrays[name].objects]
-    objects = (*_named(split, starts.objects), *_named(f"{DOCUMENTS}/{split}", entries))
-    beside = _named(f"{TEXTS}/{split}", [stored for name in target.texts_of(split) for stored in arrays[name].objects])
-    return Written.of(split, (*objects, *([] if kept_object is None else [kept_object.stored])), beside=beside)
+    objects = [stored for writer in (starts, *facts.values()) for stored in writer.objects]
+    objects += [] if kept_object is None else [kept_object.stored]
+    beside = tuple(stored for writer in texts.values() for stored in writer.objects)
+    return Written.of(split, tuple(objects), beside=beside)
 
 
 def check_length(span: Span, length: int) -> None:
@@ -348,8 +337,10 @@ def tokens_of_part(span: Span, part: Part, target: Target) -> Iterator[TokenItem
             yield TokenItems({name: items})
 
 
-def _entries_of(span: Span, part: Part, target: Target) -> DocumentEntries:
-    """The span's documents that come from one part."""
+def _entries_of(span: Span, part: Part, target: Target) -> tuple[UInt64s, dict[str, UInt64s], Iterator[pa.RecordBatch]]:
+    """The span's documents that come from one part: where each starts in its split, uint64[n]; its facts by their names,
+    uint64[n] or uint64[n, numbers] each; and n rows of kept columns.
+    """
     facts = (*target.facts, *target.texts_of(span.split))
     documents = open_part(part, target, *facts)
     numbers = np.flatnonzero(chosen(part, documents, span.split, target))
@@ -359,7 +350,7 @@ def _entries_of(span: Span, part: Part, target: Target) -> DocumentEntries:
     here = slice(max(span.start - part.first_seq, 0), min(span.stop - part.first_seq, len(numbers)))
     numbers = numbers[here]
     columns = _columns_of(part, documents, numbers, target)
-    return DocumentEntries(starts[here], {name: documents.fact(name)[numbers] for name in facts}, columns)
+    return starts[here], {name: documents.fact(name)[numbers] for name in facts}, columns
 
 
 def _columns_of(part: Part, documents: Documents, numbers: Int64s, target: Target) -> Iterator[pa.RecordBatch]:
@@ -371,10 +362,6 @@ def _columns_of(part: Part, documents: Documents, numbers: Int64s, target: Targe
     ends = np.flatnonzero(np.diff(numbers // GROUP_ROWS)) + 1
     for some in np.split(numbers, ends) if len(numbers) else ():
         yield documents.columns(some) if has_columns else batch_of({name: pa.nulls(len(some)) for name in target.columns})
-
-
-def _named(prefix: str, objects: list[StoredObject]) -> tuple[StoredObject, ...]:
-    return tuple(stored._replace(key=f"{prefix}/{stored.key}") for stored in objects)
 
 
 BACKLOG = 2

@@ -162,15 +162,6 @@ def _sums(parts: Sequence[ShardPart]) -> JsonObject:
     }
 
 
-def document_totals(parts: Sequence[ShardPart], repeated: int) -> JsonObject:
-    found = _sums(parts)
-    if found["read"] != found["written"] + sum(found["skipped"].values()):
-        raise AssertionError(f"documents do not add up: {found}")
-    found |= {"replaced": _added(part.shard.replaced for part in parts), "repeated_keys": repeated}
-    names = ("read", "written", "skipped", "replaced", "repeated_keys", "text_bytes", "near_duplicates")
-    return {name: found[name] for name in names if name in found}
-
-
 def match_totals(made_of: Provenance, parts: Sequence[ShardPart]) -> JsonObject:
     """Documents in which steps found something, and examples; nothing where no step looks for anything."""
     names = [file["name"] for source in made_of.sources for file in source["files"]]
@@ -242,5 +233,10 @@ def count_repeated(keys: Iterable[UInt64s], count: int) -> int:
 
 def built_totals(made_of: Provenance, parts: list[ShardPart], repeated: int) -> JsonObject:
     """Totals of the documents of a build."""
-    totals = {**document_totals(parts, repeated), **match_totals(made_of, parts)}
-    return {**totals, "by_source": source_totals(made_of, parts)}
+    found = _sums(parts)
+    if found["read"] != found["written"] + sum(found["skipped"].values()):
+        raise AssertionError(f"documents do not add up: {found}")
+    found |= {"replaced": _added(part.shard.replaced for part in parts), "repeated_keys": repeated}
+    names = ("read", "written", "skipped", "replaced", "repeated_keys", "text_bytes", "near_duplicates")
+    totals = {name: found[name] for name in names if name in found}
+    return {**totals, **match_totals(made_of, parts), "by_source": source_totals(made_of, parts)}

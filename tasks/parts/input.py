@@ -5,7 +5,6 @@ sequences.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -140,15 +139,11 @@ def _open_fact(root: Store, version: Name, split: Split, name: str) -> StoredArr
 @functools.lru_cache(len(ALL_SPLITS) * VERSIONS_OPEN)
 def _columns_of(root: Store, version: Name, split: Split) -> Columns:
     """The kept columns of a split."""
-    store = version_store(root, version)
+    store, beside = version_store(root, version), root / beside_key(version)
     manifest = read_manifest(store)
-    return left_out_columns(root, version, manifest) if split == LEFT_OUT else columns_of(store, manifest, split)
-
-
-def left_out_columns(root: Store, version: str, manifest: Mapping[str, Any]) -> Columns:
-    """The kept columns of the documents that a version left out."""
-    store = root / beside_key(version)
-    return columns_left_out(store, manifest, open_split(store / LEFT_OUT).seq_count)
+    if split == LEFT_OUT:
+        return columns_left_out(beside, manifest, open_split(beside / LEFT_OUT).seq_count)
+    return columns_of(store, manifest, split)
 
 
 BLOCK_TOKENS = 1 << 18
@@ -208,19 +203,13 @@ def _read(part: InputPart, target: Target, name: str, first: int, stop: int) -> 
 
 def _columns(part: InputPart, numbers: Int64s, target: Target) -> pa.RecordBatch:
     """The kept columns of documents *numbers*, int64[n], of the input's split, as the target's kinds; null without any."""
-    kept = _kept_by(part, target)
+    is_left_out = part.split == LEFT_OUT
+    kept = _columns_of(target.root, version_of(part), LEFT_OUT) if is_left_out else _columns_at(part.location, part.split)
     names = [name for name in target.columns if name in kept.kinds]
     if not names:
         return with_kinds(batch_of({name: pa.nulls(len(numbers)) for name in target.columns}), target.columns)
     taken = with_kinds(kept.take(numbers, names), target.columns)
     return _with_names(taken, part, numbers, target) if target.clusters else taken
-
-
-def _kept_by(part: InputPart, target: Target) -> Columns:
-    if part.split != LEFT_OUT:
-        return _columns_at(part.location, part.split)
-    version = version_of(part)
-    return left_out_columns(target.root, version, read_manifest(version_store(target.root, version)))
 
 
 @functools.lru_cache(len(ALL_SPLITS) * VERSIONS_OPEN)

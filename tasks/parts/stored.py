@@ -106,13 +106,12 @@ class KnownStore(Store):
     """Threads that read the same objects take turns: the first one asks for all of them."""
 
     @classmethod
-    def of(cls, root: Store, directory: str, objects: Iterable[StoredObject], likely: Iterable[bytes]) -> KnownStore:
-        """The store at *root*, with known *objects* below *directory*; those whose digest one of *likely* has are not read."""
+    def of(cls, store: Store, objects: Iterable[StoredObject], likely: Iterable[bytes] = ()) -> KnownStore:
+        """The *store*, with known *objects* below it; those whose digest one of *likely* has are not read."""
         for data in likely:
             _kept.keep(data)
-        known = {root.path(f"{directory}/{stored.key}"): stored for stored in objects}
-        turn = hash(root.path(directory)) % TURNS
-        return cls(**vars(root), known=known, turn=turn)
+        known = {store.path(stored.key): stored for stored in objects}
+        return cls(**vars(store), known=known, turn=hash(store.root) % TURNS)
 
     def read_ranges(
         self, keys: Sequence[str], starts: Sequence[int], stops: Sequence[int | None]
@@ -139,10 +138,7 @@ class KnownStore(Store):
 
 def known_below(store: Store, objects: Iterable[StoredObject]) -> Store:
     """The store, where the small ones of *objects* are read whole, each by one request, and checked. A local one as it is."""
-    if store.is_local:
-        return store
-    known = {store.path(stored.key): stored for stored in objects}
-    return KnownStore(**vars(store), known=known, turn=hash(store.root) % TURNS)
+    return store if store.is_local else KnownStore.of(store, objects)
 
 
 def digest_all(store: Store, objects: Sequence[StoredObject]) -> Iterator[StoredObject]:
@@ -185,14 +181,14 @@ def open_facts(store: Store, facts: Facts | None = None) -> Read:
 
 
 def _store_of(root: Store, shard: TokenShard, names: Iterable[str]) -> Store:
-    """The store to read a shard from; of a remote one the small objects of the arrays and the facts *names* have been read."""
+    """The store of a shard; of a remote one the small objects of the arrays and the facts *names* have been read."""
+    store = root / shard_key(shard.key)
     if root.is_local:
-        return root
-    directory = shard_key(shard.key)
-    store = KnownStore.of(root, directory, shard.objects, _metadata_of(shard))
+        return store
+    known = KnownStore.of(store, shard.objects, _metadata_of(shard))
     wanted = tuple(f"{DOCUMENTS}/{name}/" if name in shard.facts else f"{name}/" for name in names)
-    store.fetch(f"{directory}/{stored.key}" for stored in shard.objects if stored.key.startswith(wanted))
-    return store
+    known.fetch(stored.key for stored in shard.objects if stored.key.startswith(wanted))
+    return known
 
 
 def _metadata_of(shard: TokenShard) -> Iterator[bytes]:
@@ -208,7 +204,7 @@ def _metadata_of(shard: TokenShard) -> Iterator[bytes]:
 
 def stored_documents(root: Store, shard: TokenShard, *names: str) -> Documents:
     """The documents of a shard with objects of its own. *names*: facts and arrays that will be read."""
-    store = _store_of(root, shard, ("seq_starts", *names)) / shard_key(shard.key)
+    store = _store_of(root, shard, ("seq_starts", *names))
     tokens = open_split(store)
     starts = tokens.seq_starts.read(0, tokens.seq_count + 1).astype(np.int64)
     read, columns = of_shard(root, open_facts(store, shard.facts), shard), functools.partial(shard_columns, root, shard)

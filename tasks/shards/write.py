@@ -1,5 +1,5 @@
-"""Stage shard-write: the segments of a slice, read, or taken from files that are known; tokenized but for those that are known; and
-written into a token shard, with a key and a row for every sequence, and one object of kept columns.
+"""Stage shard-write: the segments of a slice, read, or taken from files that are known; tokenized but for those that are known;
+and written into a token shard, with a key and a row for every sequence, and one object of kept columns.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ class Here:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def put(self, name: str, *docs: Sequence[Doc], **more: Any) -> str:
-        return publish_docs(self.path / name, *docs, **more)
+    def put(self, at: str, *docs: Sequence[Doc], **more: Any) -> str:
+        return publish_docs(self.path / at, *docs, **more)
 
     def run(
         self, operation: str, *inputs: str, to: str = "out", layout: str = "auto", workers: int = 2, **told: Any

@@ -14,7 +14,7 @@ from flows.pipelines.build import build
 from flows.pipelines.plan import plan
 from flows.runners.processes import Threads
 from tasks.config import BuildConfig
-from tasks.shards.room import lack_of_room
+from tasks.shards.sample import lack_of_room
 
 
 class Usage(NamedTuple):

@@ -40,7 +40,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 def known(root: Store, *objects: StoredObject, likely: Sequence[bytes] = ()) -> KnownStore:
-    return KnownStore.of(root, "shard", objects, likely)
+    return KnownStore.of(root / "shard", objects, likely)
 
 
 def fresh(name: str) -> bytes:
@@ -54,22 +54,22 @@ def test_small_objects_are_asked_for_once_together_and_cut_here(root, asked, ahe
     data = {name: fresh(name) for name in ("a", "b")}
     store = known(root, *((root / "shard").put(name, some) for name, some in data.items()))
     if ahead:
-        assert store.fetch(["shard/a", "shard/b", "shard/c"]) == {"shard/a": data["a"], "shard/b": data["b"]}
+        assert store.fetch(["a", "b", "c"]) == {"a": data["a"], "b": data["b"]}
     for _ in range(2):
-        assert store.read_ranges(["shard/a", "shard/b", "shard/a"], [0, -3, 2], [4, None, 4]) == [
+        assert store.read_ranges(["a", "b", "a"], [0, -3, 2], [4, None, 4]) == [
             data["a"][:4],
             data["b"][-3:],
             data["a"][2:4],
         ]
-        assert (store / "shard").read_ranges(["b"], [1], [1000]) == [data["b"][1:]]
-    assert asked == [["shard/a", "shard/b"]]
+        assert store.read_ranges(["b"], [1], [1000]) == [data["b"][1:]]
+    assert asked == [["a", "b"]]
 
 
 def test_what_most_likely_stands_there_is_not_asked_for_if_its_digest_says_so(root, asked):
     right, other = fresh("right"), fresh("other")
     store = known(root, (root / "shard").put("a", right), (root / "shard").put("b", other), likely=[right, fresh("wrong")])
-    assert store.read_ranges(["shard/a", "shard/b"], [0, 0], [100, 100]) == [right, other]
-    assert asked == [["shard/b"]]
+    assert store.read_ranges(["a", "b"], [0, 0], [100, 100]) == [right, other]
+    assert asked == [["b"]]
 
 
 def test_large_and_unknown_objects_are_read_in_the_ranges_that_are_asked_for(root, asked, monkeypatch):
@@ -77,11 +77,11 @@ def test_large_and_unknown_objects_are_read_in_the_ranges_that_are_asked_for(roo
     (root / "shard").put("unknown", b"unknown")
     small, large = fresh("")[:8], fresh("large")
     store = known(root, (root / "shard").put("small", small), (root / "shard").put("large", large))
-    keys = ["shard/large", "shard/unknown", "shard/small", "shard/nothing"]
+    keys = ["large", "unknown", "small", "nothing"]
     *found, nothing = store.read_ranges(keys, [2, 0, 1, 0], [5, 3, 3, 1])
     assert found == [large[2:5], b"unk", small[1:3]]
     assert isinstance(nothing, FileNotFoundError)
-    assert asked == [["shard/small"], ["shard/large", "shard/unknown", "shard/nothing"]]
+    assert asked == [["small"], ["large", "unknown", "nothing"]]
 
 
 @pytest.mark.parametrize("now", [b"other bytes!", b"other", b"some bytes!!"], ids=["others", "fewer", "more"])
@@ -91,12 +91,12 @@ def test_what_is_not_what_its_receipt_says_is_refused(root, now):
     (root / "shard").put("a", now)
     for _ in range(2):
         with refusal("shard/a: is not what was written"):
-            known(root, stored).read_ranges(["shard/a"], [0], [3])
+            known(root, stored).read_ranges(["a"], [0], [3])
 
 
 def test_an_object_that_is_gone_is_missed_where_it_is_not_kept(root):
     stored = StoredObject("a", 5, content_digest(fresh("gone")))
-    (answer,) = known(root, stored).read_ranges(["shard/a"], [0], [3])
+    (answer,) = known(root, stored).read_ranges(["a"], [0], [3])
     assert isinstance(answer, FileNotFoundError)
 
 
@@ -114,7 +114,7 @@ def test_threads_that_want_the_same_ask_once(root, asked, monkeypatch):
 
     def read(_: int) -> list[bytes | FileNotFoundError]:
         at_the_door.wait(60)
-        return (known(root, stored) / "shard").read_ranges(["a"], [0], [100])
+        return known(root, stored).read_ranges(["a"], [0], [100])
 
     with ThreadPoolExecutor(count) as pool:
         assert list(pool.map(read, range(count))) == [[data]] * count
@@ -128,7 +128,7 @@ def test_checking_asks_the_store_whatever_is_kept(root, asked):
     objects = [shard.put(name, some) for name, some in data.items()]
     assert list(digest_all(shard, objects)) == list(digest_all(shard, objects)) == objects
     assert asked == [["a", "b"]] * 2
-    assert known(root, *objects).read_ranges(["shard/a"], [0], [5]) == [data["a"][:5]]
+    assert known(root, *objects).read_ranges(["a"], [0], [5]) == [data["a"][:5]]
     assert asked == [["a", "b"]] * 2
     changed = shard.put("a", fresh("a long other one"))
     assert list(digest_all(shard, objects)) == [changed, objects[1]]
@@ -154,5 +154,5 @@ def test_what_was_used_last_is_kept_within_the_limit(uses, limit):
 def test_a_store_with_another_root_knows_the_same(root, asked):
     data = fresh("a")
     store = known(root, (root / "shard").put("c/0", data))
-    assert replace(store, root=store.path("shard/c")).read_ranges(["0"], [0], [3]) == [data[:3]]
+    assert replace(store, root=store.path("c")).read_ranges(["0"], [0], [3]) == [data[:3]]
     assert asked == [["0"]]
