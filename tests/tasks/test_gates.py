@@ -14,15 +14,14 @@ WEB, NOTES = Subject(source="web"), Subject(source="notes")
 
 
 @pytest.mark.parametrize(
-    ("written", "kept"),
-    [("-50 %", "-50 %"), ("- 50%", "-50 %"), ("+12.5 %", "+12.5 %"), (7, 7), (0, 0)],
+    ("of", "written", "kept"),
+    [
+        *(("tokens", *pair) for pair in [("-50 %", "-50 %"), ("- 50%", "-50 %"), ("+12.5 %", "+12.5 %"), (7, 7), (0, 0)]),
+        ("skipped_share", "5 %", 0.05),
+    ],
 )
-def test_a_limit_is_a_number_or_a_change(written, kept):
-    assert Gate(of="tokens", at_least=written).at_least == kept
-
-
-def test_a_share_may_be_written_in_per_cent():
-    assert Gate(of="skipped_share", at_most="5 %").at_most == 0.05
+def test_a_limit_is_a_number_a_change_or_a_share(of, written, kept):
+    assert Gate(of=of, at_least=written).at_least == kept
 
 
 @pytest.mark.parametrize(

@@ -49,27 +49,36 @@ def group(tmp_path: Path, **facts: Any) -> Group:
     return Group.model_validate(told)
 
 
-Stored = tuple[Store, Group, str]
+@pytest.fixture
+def root(tmp_path: Path) -> Store:
+    return Store.at(tmp_path / "out")
 
 
 @pytest.fixture
-def stored(tmp_path: Path) -> Stored:
-    """An output, a group in it, and the digest that names it."""
-    root, mine = Store.at(tmp_path / "out"), group(tmp_path)
-    return root, mine, put_group(root, mine)
+def mine(tmp_path: Path) -> Group:
+    return group(tmp_path)
 
 
-def test_a_group_comes_back_as_it_was_stored_under_a_digest_of_its_work(stored):
-    root, mine, digest = stored
+@pytest.fixture
+def digest(root: Store, mine: Group) -> str:
+    """The digest of a group that is stored."""
+    return put_group(root, mine)
+
+
+@pytest.fixture
+def path(root: Store, digest: str) -> Path:
+    """The stored group's."""
+    return Path(root.path(f"{GROUPS}/{digest}/group.json"))
+
+
+def test_a_group_comes_back_as_it_was_stored_under_a_digest_of_its_work(root, mine, digest):
     assert read_group(root, digest) == mine
     assert put_group(root, mine) == digest == mine.digest
     assert mine.model_copy(update={"workers": 3}).digest != digest
     assert (mine.stage, mine.label) == ("split", "train tokens 0 to 8 to train tokens 8 to 16 (2)")
 
 
-def test_a_group_that_was_altered_or_is_of_another_release_is_refused(stored, tmp_path):
-    root, _, digest = stored
-    path = tmp_path / "out" / GROUPS / digest / "group.json"
+def test_a_group_that_was_altered_or_is_of_another_release_is_refused(root, digest, path):
     facts = json.loads(path.read_text())
     path.write_text(json.dumps({**facts, "workers": 7}))
     with refusal("does not have its own digest"):
@@ -91,16 +100,13 @@ def test_a_group_that_was_altered_or_is_of_another_release_is_refused(stored, tm
         ({"more": 1}, "unknown key 'more'"),
     ],
 )
-def test_a_group_that_is_damaged_is_refused_by_its_path(stored, tmp_path, damage, words):
-    root, _, digest = stored
-    path = tmp_path / "out" / GROUPS / digest / "group.json"
+def test_a_group_that_is_damaged_is_refused_by_its_path(root, digest, path, damage, words):
     path.write_text(json.dumps({**json.loads(path.read_text()), **damage}))
     with refusal(re.escape(f"{path} is damaged: {words}")):
         read_group(root, digest)
 
 
-def test_results_come_with_the_last_report_and_not_before(stored):
-    root, mine, digest = stored
+def test_results_come_with_the_last_report_and_not_before(root, mine, digest):
     assert read_report(root, digest, "run") is None
     with reporting(root, mine, "run") as results:
         first = read_report(root, digest, "run")
@@ -113,8 +119,7 @@ def test_results_come_with_the_last_report_and_not_before(stored):
     assert last.under_way == ()
 
 
-def test_reports_keep_coming_and_tell_how_far_the_work_is(stored):
-    root, mine, digest = stored
+def test_reports_keep_coming_and_tell_how_far_the_work_is(root, mine, digest):
     meter.reset()
     meter.begin("tokenize")
     with reporting(root, mine, "run"):
@@ -138,8 +143,7 @@ def test_reports_keep_coming_and_tell_how_far_the_work_is(stored):
         (RuntimeError("HTTP 503"), True),
     ],
 )
-def test_a_failure_is_reported_with_whether_another_try_may_help(stored, error, may_pass):
-    root, mine, digest = stored
+def test_a_failure_is_reported_with_whether_another_try_may_help(root, mine, digest, error, may_pass):
     with pytest.raises(type(error)), reporting(root, mine, "run"):
         raise error
     report = read_report(root, digest, "run")
@@ -147,8 +151,7 @@ def test_a_failure_is_reported_with_whether_another_try_may_help(stored, error, 
     assert report.results is None
 
 
-def test_a_report_that_is_damaged_counts_as_none(stored, tmp_path):
-    root, mine, digest = stored
+def test_a_report_that_is_damaged_counts_as_none(root, mine, digest, tmp_path):
     with reporting(root, mine, "run") as results:
         results.append(WRITTEN)
     path = tmp_path / "out" / GROUPS / digest / "run.json"
@@ -158,8 +161,7 @@ def test_a_report_that_is_damaged_counts_as_none(stored, tmp_path):
         assert read_report(root, digest, "run") is None
 
 
-def test_a_group_that_is_forgotten_leaves_nothing(stored, tmp_path):
-    root, _, digest = stored
+def test_a_group_that_is_forgotten_leaves_nothing(root, digest, tmp_path):
     forget(root, digest)
     assert not list((tmp_path / "out").iterdir())
     forget(root, digest)
@@ -172,9 +174,8 @@ def test_what_a_group_fetches_is_kept_for_others_or_goes_with_its_attempt(tmp_pa
         assert group(tmp_path, keeps=False, room=9).digest == group(tmp_path).digest
 
 
-def test_a_machine_that_does_not_see_the_output_says_so(tmp_path):
+def test_a_machine_that_does_not_see_the_output_says_so(root, tmp_path):
     """Where a dataset is, a group that is not there is one whose build has ended."""
-    root = Store.at(tmp_path / "out")
     with pytest.raises(FileNotFoundError):
         read_group(root, "0" * 64)
     with refusal(re.escape("sees neither the build nor a dataset at")):
@@ -183,8 +184,7 @@ def test_a_machine_that_does_not_see_the_output_says_so(tmp_path):
     check_seen(root)
 
 
-def test_a_build_that_signs_takes_no_worker_without_its_key_and_no_report_without_a_signature(tmp_path):
-    root, mine = Store.at(tmp_path / "out"), group(tmp_path)
+def test_a_build_that_signs_takes_no_worker_without_its_key_and_no_report_without_a_signature(root, mine):
     with signing.using(KEY):
         digest = put_group(root, mine)
         assert read_group(root, digest) == mine

@@ -15,9 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens
-import tasks.assemble.write
-import tasks.derive.inputs
-import tasks.derive.shuffle
 from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.keys import document_keys
 from flat_tokens.stores.store import Store
@@ -37,20 +34,25 @@ from tests.refusal import refusal
 _numbers = itertools.count()
 
 
+PARTS = ("inputs.PART_TOKENS", "inputs.PART_DOCUMENTS", "shuffle.BUCKET_TOKENS", "shuffle.BUCKET_DOCUMENTS")
+"""Sizes of parts of inputs, and of buckets of a shuffle."""
+
+
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Objects of 8 tokens and 4 entries, parts, blocks and buckets of a few tokens, so that few documents fill many of them."""
     for name in LAYOUTS:
         monkeypatch.setitem(LAYOUTS, name, small(name, 8, 4))
-    monkeypatch.setattr(tasks.assemble.write, "SPAN_TOKENS", 16)
-    monkeypatch.setattr(tasks.assemble.write, "SPAN_DOCUMENTS", 4)
-    monkeypatch.setattr(tasks.derive.inputs, "PART_TOKENS", 24)
-    monkeypatch.setattr(tasks.derive.inputs, "PART_DOCUMENTS", 5)
-    monkeypatch.setattr("tasks.parts.input.WHOLE_BLOCKS", Reads(8, None, whole=True))
-    monkeypatch.setattr("tasks.parts.opening.BLOCK_TOKENS", 8)
-    monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_TOKENS", 16)
-    monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_DOCUMENTS", 3)
-    monkeypatch.setattr("tasks.parts.opening.GATHERED_TOKENS", 10)
+    sizes = {
+        "assemble.write.SPAN_TOKENS": 16,
+        "assemble.write.SPAN_DOCUMENTS": 4,
+        **{f"derive.{name}": size for name, size in zip(PARTS, (24, 5, 16, 3), strict=True)},
+        "parts.input.WHOLE_BLOCKS": Reads(8, None, whole=True),
+        "parts.opening.BLOCK_TOKENS": 8,
+        "parts.opening.GATHERED_TOKENS": 10,
+    }
+    for name, size in sizes.items():
+        monkeypatch.setattr(f"tasks.{name}", size)
 
 
 class Here:
@@ -410,10 +412,8 @@ def test_the_seed_alone_decides_the_order(here, monkeypatch):
     docs = docs_of(*[[i] * (i % 7) for i in range(300)])
     here.put("a", docs, docs)
     first = here.run("shuffle", "a", seed=4, to="first", workers=1)
-    monkeypatch.setattr(tasks.derive.inputs, "PART_TOKENS", 500)
-    monkeypatch.setattr(tasks.derive.inputs, "PART_DOCUMENTS", 70)
-    monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_TOKENS", 90)
-    monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_DOCUMENTS", 31)
+    for name, size in zip(PARTS, (500, 70, 90, 31), strict=True):
+        monkeypatch.setattr(f"tasks.derive.{name}", size)
     second = here.run("shuffle", "a", seed=4, to="second", workers=4)
     assert digests(Path(first.path)) == digests(Path(second.path))
 

@@ -42,18 +42,18 @@ def put(path: Path, rows: Rows, group: int = 50, codec: str = "zstd") -> None:
     write_rows(path, [{"id": one, "text": text} for one, text in rows], group, codec)
 
 
-def built(output: Path, source: Path, **more: object) -> BuildResult:
-    told = {"output": str(output), "source": {"path": str(source), "id_column": "id"}, "tokenizer": "bytes"}
+def built(here: Path, to: str = "out", **more: object) -> BuildResult:
+    """Build what is in ``in``."""
+    told = {"output": str(here / to), "source": {"path": str(here / "in"), "id_column": "id"}, "tokenizer": "bytes"}
     return build_here({**told, "validation_fraction": 0.2, "slice_bytes": 6000, **more})
 
 
-def check_same(output: Path, source: Path, tmp_path: Path, **more: object) -> BuildResult:
+def check_same(here: Path, **more: object) -> BuildResult:
     """Build on what is there, and from nothing: the bytes are the same. No token is stored twice."""
-    result = built(output, source, **more)
-    shutil.rmtree(tmp_path / "anew", ignore_errors=True)
-    anew = built(tmp_path / "anew", source, **more)
-    assert same_bytes(result, anew)
-    assert receipts(output) == set()
+    result = built(here, **more)
+    shutil.rmtree(here / "anew", ignore_errors=True)
+    assert same_bytes(result, built(here, "anew", **more))
+    assert receipts(here / "out") == set()
     return result
 
 
@@ -62,9 +62,9 @@ FORMATS = ["a.parquet", "a.jsonl", "a.jsonl.zst"]
 
 @pytest.mark.parametrize("name", first_fast(FORMATS))
 def test_a_change_of_a_file_costs_its_segments(name, tmp_path):
-    source, output, rows = tmp_path / "in", tmp_path / "out", rows_of("a", 800)
-    put(source / name, rows)
-    first = check_same(output, source, tmp_path)
+    rows = rows_of("a", 800)
+    put(tmp_path / "in" / name, rows)
+    first = check_same(tmp_path)
     text_bytes = first.totals["documents"]["text_bytes"]
     assert first.text_bytes_tokenized == text_bytes
     seams = 1 + text_bytes // 6000
@@ -74,42 +74,42 @@ def test_a_change_of_a_file_costs_its_segments(name, tmp_path):
         [("front", "at the front"), *rows],
         [*rows, *rows_of("more", 10)],
     ):
-        put(source / name, changed)
-        result = check_same(output, source, tmp_path)
+        put(tmp_path / "in" / name, changed)
+        result = check_same(tmp_path)
         assert result.slices_reused == 0
         assert 0 < result.text_bytes_tokenized < 4 * seams * MEAN < text_bytes
 
 
 def test_content_that_moves_between_files_costs_its_seams(tmp_path):
     """Renamed, recompressed with other row groups, converted, split, joined."""
-    source, output, rows = tmp_path / "in", tmp_path / "out", rows_of("a", 900)
-    put(source / "a.parquet", rows)
-    check_same(output, source, tmp_path)
-    (source / "a.parquet").rename(source / "b.parquet")
-    assert check_same(output, source, tmp_path).text_bytes_tokenized == 0
+    rows = rows_of("a", 900)
+    put(tmp_path / "in/a.parquet", rows)
+    check_same(tmp_path)
+    (tmp_path / "in/a.parquet").rename(tmp_path / "in/b.parquet")
+    assert check_same(tmp_path).text_bytes_tokenized == 0
     some = 24_000
-    put(source / "b.parquet", rows, group=33, codec="snappy")
-    assert check_same(output, source, tmp_path).text_bytes_tokenized < some
-    (source / "b.parquet").unlink()
-    put(source / "b.jsonl", rows)
-    assert check_same(output, source, tmp_path).text_bytes_tokenized < some
-    put(source / "b.jsonl", rows[:450])
-    put(source / "c.jsonl", rows[450:])
-    assert check_same(output, source, tmp_path).text_bytes_tokenized < some
-    (source / "c.jsonl").unlink()
-    put(source / "b.jsonl", rows)
-    result = check_same(output, source, tmp_path)
+    put(tmp_path / "in/b.parquet", rows, group=33, codec="snappy")
+    assert check_same(tmp_path).text_bytes_tokenized < some
+    (tmp_path / "in/b.parquet").unlink()
+    put(tmp_path / "in/b.jsonl", rows)
+    assert check_same(tmp_path).text_bytes_tokenized < some
+    put(tmp_path / "in/b.jsonl", rows[:450])
+    put(tmp_path / "in/c.jsonl", rows[450:])
+    assert check_same(tmp_path).text_bytes_tokenized < some
+    (tmp_path / "in/c.jsonl").unlink()
+    put(tmp_path / "in/b.jsonl", rows)
+    result = check_same(tmp_path)
     assert result.text_bytes_tokenized < some < result.totals["documents"]["text_bytes"]
 
 
 def test_what_is_left_out_is_in_the_same_order(tmp_path):
     """A document of a reused slice that now is a copy comes before those that a step had left out of it."""
-    source, copy = tmp_path / "in", "a text that both of them have"
+    copy = "a text that both of them have"
     more = {"documents": {"duplicates": "drop", "steps": [{"use": "length", "min_characters": 9}]}, "slice_bytes": 140}
-    put(source / "b.jsonl", [("b-0", "short"), ("b-1", copy), ("b-2", "a text of its own")])
+    put(tmp_path / "in/b.jsonl", [("b-0", "short"), ("b-1", copy), ("b-2", "a text of its own")])
     for texts in (["the first text"], ["the first text", copy]):
-        put(source / "a.jsonl", [*zip("xy", texts, strict=False)])
-        assert check_same(tmp_path / "out", source, tmp_path, **more).slices_reused == len(texts) - 1
+        put(tmp_path / "in/a.jsonl", [*zip("xy", texts, strict=False)])
+        assert check_same(tmp_path, **more).slices_reused == len(texts) - 1
 
 
 def test_copies_of_empty_texts_keep_the_places_of_what_follows(tmp_path):
@@ -118,116 +118,111 @@ def test_copies_of_empty_texts_keep_the_places_of_what_follows(tmp_path):
     rows[5:9] = [("", "")] * 4
     for count in (300, 299):
         put(tmp_path / "in/a.jsonl", rows[:count])
-        check_same(tmp_path / "out", tmp_path / "in", tmp_path, documents={"duplicates": "drop", "empty": "keep"})
+        check_same(tmp_path, documents={"duplicates": "drop", "empty": "keep"})
 
 
 def test_another_fraction_seed_or_layout_makes_no_token_again(tmp_path):
-    source, output = tmp_path / "in", tmp_path / "out"
-    put(source / "a.jsonl.zst", rows_of("a", 500))
-    put(source / "b.jsonl", [("empty", ""), *rows_of("b", 100), ("last", "")])
-    check_same(output, source, tmp_path)
+    put(tmp_path / "in/a.jsonl.zst", rows_of("a", 500))
+    put(tmp_path / "in/b.jsonl", [("empty", ""), *rows_of("b", 100), ("last", "")])
+    check_same(tmp_path)
     for change in ({"validation_fraction": 0.7}, {"validation_fraction": 0}, {"split_seed": 3}, {"layout": "compact"}):
-        result = check_same(output, source, tmp_path, **change)
+        result = check_same(tmp_path, **change)
         assert result.text_bytes_tokenized == 0
         assert result.slices_reused == result.slices
-    assert check_same(output, source, tmp_path, layout="zarr2", validation_fraction=1).text_bytes_tokenized == 0
+    assert check_same(tmp_path, layout="zarr2", validation_fraction=1).text_bytes_tokenized == 0
 
 
 def test_a_version_that_is_damaged_or_gone_is_no_cache(tmp_path, caplog):
-    source, output = tmp_path / "in", tmp_path / "out"
-    put(source / "a.jsonl", rows_of("a", 300))
-    first = check_same(output, source, tmp_path)
+    put(tmp_path / "in/a.jsonl", rows_of("a", 300))
+    first = check_same(tmp_path)
     path = Path(first.path) / "train/encoded_tokens/c/0"
     data = bytearray(path.read_bytes())
     data[100] ^= 2
     path.write_bytes(data)
-    second = check_same(output, source, tmp_path, split_seed=1)
+    second = check_same(tmp_path, split_seed=1)
     assert second.text_bytes_tokenized > 0
     assert f"Version {first.version} is not trusted" in caplog.text
     shutil.rmtree(first.path)
-    third = check_same(output, source, tmp_path, split_seed=2)
+    third = check_same(tmp_path, split_seed=2)
     assert third.text_bytes_tokenized == 0  # the second one holds it
-    (output / "_cache/index" / f"{third.version}.json").write_text("{}")
+    (tmp_path / "out/_cache/index" / f"{third.version}.json").write_text("{}")
     shutil.rmtree(second.path)
-    assert check_same(output, source, tmp_path, split_seed=3).text_bytes_tokenized > 0
+    assert check_same(tmp_path, split_seed=3).text_bytes_tokenized > 0
 
 
 def test_of_several_versions_with_a_segment_the_latest_is_read(tmp_path, caplog):
     """Or each change would have the objects of older ones read through, too: here those are damaged, and nobody finds out."""
-    source, output, rows = tmp_path / "in", tmp_path / "out", rows_of("a", 800)
-    put(source / "a.jsonl", rows)
-    oldest = built(output, source)
+    rows = rows_of("a", 800)
+    put(tmp_path / "in/a.jsonl", rows)
+    oldest = built(tmp_path)
     rows[400] = ("a-400", "another text")
-    put(source / "a.jsonl", rows)
-    built(output, source)
+    put(tmp_path / "in/a.jsonl", rows)
+    built(tmp_path)
     for split in SPLITS:
-        for stored in (output / "versions" / oldest.version / split / "encoded_tokens").rglob("*"):
+        for stored in (tmp_path / "out/versions" / oldest.version / split / "encoded_tokens").rglob("*"):
             if stored.is_file() and "json" not in stored.name:
                 stored.write_bytes(bytes(len(stored.read_bytes())))
     rows[402] = ("a-402", "one more text")
-    put(source / "a.jsonl", rows)
-    result = check_same(output, source, tmp_path)
+    put(tmp_path / "in/a.jsonl", rows)
+    result = check_same(tmp_path)
     assert 0 < result.text_bytes_tokenized < result.totals["documents"]["text_bytes"] / 4
     assert not caplog.records
 
 
 def test_shards_of_a_build_that_did_not_end_give_their_segments(tmp_path):
     """The file has changed since, so that no slice is known by its key."""
-    source, output, rows = tmp_path / "in", tmp_path / "out", rows_of("a", 600)
-    put(source / "a.jsonl", rows)
+    rows = rows_of("a", 600)
+    put(tmp_path / "in/a.jsonl", rows)
     with shards_stay():
-        lost = built(output, source)
-    shutil.rmtree(output / "versions")
-    shutil.rmtree(output / "_cache/index")
-    (output / "latest.json").unlink()
-    put(source / "a.jsonl", [*rows, *rows_of("b", 5)])
-    result = built(output, source)
+        lost = built(tmp_path)
+    shutil.rmtree(tmp_path / "out/versions")
+    shutil.rmtree(tmp_path / "out/_cache/index")
+    (tmp_path / "out/latest.json").unlink()
+    put(tmp_path / "in/a.jsonl", [*rows, *rows_of("b", 5)])
+    result = built(tmp_path)
     assert 0 < result.text_bytes_tokenized < lost.text_bytes_tokenized // 3
-    anew = built(tmp_path / "anew", source)
-    assert same_bytes(result, anew)
+    assert same_bytes(result, built(tmp_path, "anew"))
 
 
 def test_documents_that_an_engine_does_not_take_make_no_segment_known(tmp_path):
     """What was left out of a segment is asked for again."""
-    source, output = tmp_path / "in", tmp_path / "out"
     tokenizer = tmp_path / "tokenizer.json"
     model = {"type": "WordLevel", "vocab": {"salt": 0, "wind": 1}, "unk_token": "missing"}
     tokenizer.write_text(json.dumps({"model": model, "pre_tokenizer": {"type": "Whitespace"}, "version": "1.0"}))
     rows = [(str(i), "storm" if i % 50 == 7 else "salt wind " * 20) for i in range(300)]
-    put(source / "a.jsonl", rows)
+    put(tmp_path / "in/a.jsonl", rows)
     more = {"tokenizer": str(tokenizer), "documents": {"on_bad": "skip"}}
-    first = check_same(output, source, tmp_path, **more)
+    first = check_same(tmp_path, **more)
     assert first.totals["documents"]["skipped"] == {"unencodable": 6}
-    put(source / "a.jsonl", [*rows, ("last", "salt")])
-    second = check_same(output, source, tmp_path, **more)
+    put(tmp_path / "in/a.jsonl", [*rows, ("last", "salt")])
+    second = check_same(tmp_path, **more)
     assert second.totals["documents"]["skipped"] == {"unencodable": 6}
     assert second.text_bytes_tokenized < first.text_bytes_tokenized
 
 
 def test_for_little_new_text_the_fast_engine_is_not_tried(tmp_path, monkeypatch):
-    source, ranks = tmp_path / "in", tmp_path / "own.tiktoken"
+    ranks = tmp_path / "own.tiktoken"
     write_ranks(ranks, {bytes([byte]): byte for byte in range(256)})
     more = {"tokenizer": {"name": str(ranks), "pattern": "cl100k_base"}}
-    put(source / "a.jsonl", rows_of("a", 300))
-    built(tmp_path / "out", source, **more)
-    put(source / "a.jsonl", rows_of("a", 301))
+    put(tmp_path / "in/a.jsonl", rows_of("a", 300))
+    built(tmp_path, **more)
+    put(tmp_path / "in/a.jsonl", rows_of("a", 301))
     with monkeypatch.context() as patch:
         patch.setattr(tasks.tokenize.engines, "_faults", {})  # as in another process
         patch.setattr(tasks.shards.stored, "may_use_fast_engine", None)
-        result = built(tmp_path / "out", source, **more)
-    assert same_bytes(result, built(tmp_path / "anew", source, **more))
+        result = built(tmp_path, **more)
+    assert same_bytes(result, built(tmp_path, "anew", **more))
     assert result.text_bytes_tokenized < 2000
 
 
 def test_the_index_goes_with_its_version(tmp_path):
-    source, output = tmp_path / "in", tmp_path / "out"
-    put(source / "a.jsonl", rows_of("a", 50))
-    first = built(output, source)
-    second = built(output, source, split_seed=1)
-    root = Store.at(output)
+    put(tmp_path / "in/a.jsonl", rows_of("a", 50))
+    first = built(tmp_path)
+    second = built(tmp_path, split_seed=1)
+    root = Store.at(tmp_path / "out")
     counts = {split: second.totals[split]["seq_count"] for split in SPLITS}
     places = [shard.published for shard in read_index(root, second.version).published]
     assert {split: sum(one.of(split)[1] for one in places if one) for split in SPLITS} == counts
     collect(root, Policy(keep_versions=1, grace_days=0), delete=True)
     assert not Path(first.path).exists()
-    assert [path.stem for path in (output / "_cache/index").iterdir()] == [second.version]
+    assert [path.stem for path in (tmp_path / "out/_cache/index").iterdir()] == [second.version]

@@ -11,7 +11,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +34,7 @@ from flat_tokens.stores.store import Store
 from flat_tokens.writer import ArrayWriter, FlatTokensWriter, put_metadata
 from tasks.assemble.assembler import Assembler, VersionSink
 from tasks.assemble.duplicates import DuplicateFilter
-from tasks.assemble.write import Span, SpanLayout, SplitCounts, Written, count_part, write_span
+from tasks.assemble.write import Span, SpanLayout, Written, count_part, write_span
 from tasks.models import Split, TokenShard
 from tasks.output.leases import Workspace, attempt
 from tasks.output.paths import CACHE, UNFINISHED, shard_key
@@ -144,23 +144,6 @@ def target_of(place: Workspace, rule: SplitRule, layout: LayoutName = "mmap", na
     return Target(workspace=place, name=name, layout=layout, rule=rule, token_arrays=(TOKENS, LOSS_MASK)[: 1 + masked])
 
 
-def laid_out(counted: Iterable[tuple[ShardPart, SplitCounts]], target: Target) -> list[Span]:
-    layout = SpanLayout(target)
-    return [*(span for part, counts in counted for span in layout.add(part, counts)), *layout.rest({})]
-
-
-def spans_of(parts: list[ShardPart], target: Target) -> list[Span]:
-    return laid_out(((part, count_part(part, target)) for part in parts), target)
-
-
-def write_all(spans: list[Span], target: Target) -> list[Written]:
-    """Write the spans, in another order than theirs."""
-    order = list(range(len(spans)))
-    random.Random(7).shuffle(order)
-    written = {i: write_span(spans[i], target) for i in order}
-    return [written[i] for i in range(len(spans))]
-
-
 def end_of(spans: list[Span], split: Split, of_tokens: bool) -> int:
     return max((span.stop for span in spans if span.split == split and span.of_tokens == of_tokens), default=0)
 
@@ -240,8 +223,10 @@ def test_spans_put_together_are_exactly_the_chosen_documents_in_order(place, sha
         for name, size in sizes.items():
             patch.setattr(name, size)
         target = target_of(place, rule, layout)
-        spans = spans_of(store_shards(shards, place), target)
-        written = write_all(spans, target)
+        lines, parts = SpanLayout(target), store_shards(shards, place)
+        spans = [span for part in parts for span in lines.add(part, count_part(part, target))] + [*lines.rest({})]
+        order = random.Random(7).sample(range(len(spans)), len(spans))
+        written = [span for _, span in sorted({i: write_span(spans[i], target) for i in order}.items())]
     rows = model(shards, rule)
 
     named = [stored.key for part in written for stored in part.objects]
@@ -258,12 +243,6 @@ def test_spans_put_together_are_exactly_the_chosen_documents_in_order(place, sha
 
 def even(count: int, length: int) -> Shard:
     return Shard([Document(key, [key % 1000] * length) for key in range(count)], None)
-
-
-def test_the_arrays_beside_seq_starts_are_cut_where_it_is():
-    """One span writes the same run of objects of all four."""
-    for layout in LAYOUTS.values():
-        assert document_spec(layout).object_length == layout.seq_starts.object_length
 
 
 @given(
@@ -425,10 +404,6 @@ def opened_sink(target: Target, shards: list[Shard] | None = None) -> Iterator[t
         yield assembler, sink
 
 
-def keys_of(documents: list[Document]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    return np.array([document.key for document in documents], np.uint64)
-
-
 def mask_of(batch: TokenBatch) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     """Every third token does not count."""
     return (batch.encoded_tokens % 3 != 0).astype(np.uint8)
@@ -449,7 +424,8 @@ def stream(shard: Shard, number: int, sink: VersionSink, target: Target, batch_s
             batch, rows = TokenBatch.from_sequences([document.tokens for document in some]), np.arange(len(some)) + first
             if LOSS_MASK in target.token_arrays:
                 batch = batch._replace(loss_mask=mask_of(batch))
-            facts = as_rows({KEY: keys_of(some), ROW: 2 * rows.astype(np.uint64)})
+            keys = np.array([document.key for document in some], np.uint64)
+            facts = as_rows({KEY: keys, ROW: 2 * rows.astype(np.uint64)})
             beside = {LENGTH: np.diff(batch.seq_starts), SPLIT: into.append(batch, facts)}
             entries.append(changed(facts, as_rows(beside)))
         store, streamed = place.root / shard_key(part.shard.key), into.end()

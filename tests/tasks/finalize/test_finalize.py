@@ -18,13 +18,12 @@ import tasks.finalize.seal
 import tasks.shards.write
 from flat_tokens.manifest import SPLITS
 from flat_tokens.stores.store import Store
-from flows.pipelines.build import BuildResult, build
-from flows.runners.processes import Threads
-from tasks.config import BuildConfig
+from flows.pipelines.build import BuildResult
 from tasks.finalize.provenance import is_published
 from tasks.finalize.seal import count_repeated
 from tasks.output.pointer import publish, read_pointer
 from tasks.shards.index import read_index
+from tests.faults.support import build_here
 from tests.refusal import refusal
 from tests.sources import held, write_rows
 
@@ -32,10 +31,8 @@ DEMO = Path(__file__).parents[3] / "deployments/demo"
 TOKENIZER = str(DEMO / "tokenizer.json")
 
 
-def make(output: Path | str, workers: int = 2, **settings: Any) -> BuildResult:
-    config = BuildConfig.model_validate({"output": str(output), "tokenizer": "bytes", **settings})
-    with Threads(workers) as runner:
-        return build(config, runner)
+def make(output: Path, **settings: Any) -> BuildResult:
+    return build_here({"output": str(output), "tokenizer": "bytes", **settings})
 
 
 def demo_sources() -> list[dict[str, str]]:

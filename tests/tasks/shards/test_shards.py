@@ -10,7 +10,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,18 +24,14 @@ import tasks.shards.recipe
 import tasks.shards.write
 import tasks.shards.writers
 from flat_tokens.arrays.layouts import ArraySpec, Layout
-from flat_tokens.checker import check_split
 from flat_tokens.columns import Columns, Part
-from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store, is_below
 from tasks.config import DocumentPolicy, Source, TokenizerConfig
 from tasks.download.fetch import fetch_file
 from tasks.download.sources import resolve_source
 from tasks.models import Slice, SourceFile, TokenShard, digest_of
 from tasks.output.leases import Workspace, attempt
-from tasks.output.paths import CACHE, QUARANTINE, STAGING, shard_key
-from tasks.parts.opening import open_shard
-from tasks.rows import KEY, ROW
+from tasks.output.paths import CACHE, QUARANTINE, STAGING
 from tasks.shards.receipts import load_shard, put_aside, read_receipt, receipt_json, repairing, without_receipt, write_shard
 from tasks.shards.recipe import Recipe
 from tasks.shards.write import fetching_ahead, store_shard, tokenize_or_load, tokenize_slice
@@ -43,6 +39,7 @@ from tasks.shards.writers import ShardColumns
 from tasks.tokenize.tokenizers import load_tokenizer
 from tests.refusal import refusal
 from tests.slices import changed, range_of_slice, slices_of
+from tests.sources import write_rows
 from tests.tasks.test_config import token_shard
 
 SMALL = Layout("mmap", ArraySpec("uint32", "token", 3, 64, 16, None), ArraySpec("uint64", "sequence", 3, 16, 4, 3))
@@ -61,61 +58,21 @@ def place(tmp_path: Path) -> Iterator[Workspace]:
         yield place
 
 
-class Held(NamedTuple):
-    """All that a run of shards holds, by documents; rows counted from the file's first."""
-
-    texts: list[bytes]
-    keys: list[int]
-    rows: list[int]
-
-
-def prepared(source: Source, place: Workspace, slice_bytes: int, **policy: Any) -> tuple[list[Slice], Recipe]:
-    files = [fetch_file(found, (source,), Path(place.staging)) for found in resolve_source(source, 0).files]
-    slices = [part for file in files for part in slices_of(file, source, slice_bytes)]
-    tokenizer = TokenizerConfig(name="bytes")
-    digest = load_tokenizer(tokenizer).digest
-    recipe = Recipe(
-        sources=(source,),
-        tokenizer=tokenizer,
-        tokenizer_digest=digest,
-        fast=False,
-        documents=DocumentPolicy(**policy),
-    )
-    return slices, recipe
-
-
-def held(shards: list[TokenShard], place: Workspace) -> Held:
-    """What the shards hold, decoded and checked."""
-    all_held, first_row = Held([], [], []), 0
-    for shard in shards:
-        tokens, documents = open_split(place.root / shard_key(shard.key)), open_shard(place.root, shard)
-        assert list(check_split(tokens)) == []
-        assert (tokens.seq_count, tokens.token_count) == (shard.written, shard.token_count)
-        assert shard.max_token_id == max((int(tokens.sequence(i).max(initial=0)) for i in range(shard.written)), default=0)
-        all_held.texts.extend(bytes((tokens.sequence(i) - 1).astype(np.uint8)) for i in range(shard.written))
-        all_held.keys.extend(documents.fact(KEY).tolist())
-        all_held.rows.extend((documents.fact(ROW) + np.uint64(first_row)).tolist())
-        first_row += shard.rows
-    return all_held
-
-
 def facts(shard: TokenShard | None) -> dict[str, Any] | None:
     """A shard as its receipt has it: there a tuple is a list."""
     return None if shard is None else shard.model_dump(mode="json")
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Source:
-    (tmp_path / "in").mkdir()
-    lines = [json.dumps({"text": f"document {i}", "id": i}) for i in range(5)]
-    (tmp_path / "in/a.jsonl").write_text("\n".join(lines))
-    return Source(path=str(tmp_path / "in"), id_column="id")
-
-
-@pytest.fixture
-def slices(source: Source, place: Workspace) -> tuple[Slice, Recipe, Workspace]:
-    parts, recipe = prepared(source, place, 1 << 20)
-    return parts[0], recipe, place
+def slices(tmp_path: Path, place: Workspace) -> tuple[Slice, Recipe, Workspace]:
+    """A slice of five documents, its recipe, and where it is stored."""
+    write_rows(tmp_path / "in/a.jsonl", [{"text": f"document {i}", "id": i} for i in range(5)])
+    source, tokenizer = Source(path=str(tmp_path / "in"), id_column="id"), TokenizerConfig(name="bytes")
+    (found,) = resolve_source(source, 0).files
+    (part,) = slices_of(fetch_file(found, (source,), Path(place.staging)), source, 1 << 20)
+    digest = load_tokenizer(tokenizer).digest
+    recipe = Recipe(sources=(source,), tokenizer=tokenizer, tokenizer_digest=digest, fast=False, documents=DocumentPolicy())
+    return part, recipe, place
 
 
 def make_shard(part: Slice, recipe: Recipe, place: Workspace) -> TokenShard:
@@ -200,7 +157,7 @@ def test_an_object_store_gets_the_receipt_last(slices, monkeypatch):
     try:
         shard = make_shard(part, recipe, place)
         assert order == [*(stored.key for stored in shard.objects), "receipt.json"]
-        assert held([shard], place) == held([make_shard(part, recipe, here)], here)
+        assert facts(load_shard(place.root, shard.key)) == facts(make_shard(part, recipe, here))
         assert not (Path(place.staging) / shard.key).exists()
         assert not list(Path(here.root.root).glob(f"{STAGING}/*/*/{shard.key}"))
     finally:
