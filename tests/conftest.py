@@ -219,29 +219,22 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(f"not selected: {plural(count, 'fast test')}, for want of {what}")
 
 
-def _shared(part: str) -> Path:
-    path = SHARED / part
-    if not path.exists():
-        pytest.skip(f"needs {part} from the shared material, which is not beside this checkout")
-    return path
-
-
 @pytest.fixture(scope="session")
 def corpus() -> Path:
     """169 MB of real text in eight Parquet files."""
-    return _shared("corpus")
+    return SHARED / "corpus"
 
 
 @pytest.fixture(scope="session")
 def reference() -> Path:
     """Files written by the reference implementations."""
-    return _shared("reference")
+    return SHARED / "reference"
 
 
 @pytest.fixture(scope="session")
 def vocabularies() -> Path:
     """The real gpt2, r50k, cl100k and o200k vocabularies, which tiktoken finds through TIKTOKEN_CACHE_DIR."""
-    return _shared("vocab")
+    return SHARED / "vocab"
 
 
 @pytest.fixture(params=["disk", "memory"])

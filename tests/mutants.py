@@ -20,10 +20,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from tests.faults.inject import Child
 
 ROOT = Path(__file__).parents[1]
 PLACES = [f"tasks/{name}" for name in ("parts", "shards", "assemble", "output", "download", "tokenize")]
@@ -83,37 +84,26 @@ def mutated(source: str, mutant: Mutant) -> str:
     return (before + mutant.text.encode() + after).decode()
 
 
-def pytest(place: str, seconds: float, *arguments: str) -> tuple[int | None, list[str]]:
-    """Status and printed lines of a run, in a fork of this process. No status if it took longer."""
-    with tempfile.TemporaryFile("w+", dir=place) as said:
-        if (child := os.fork()) == 0:
-            os.setsid()
-            os.chdir(place)
-            os.environ["PYTHONPATH"] = place  # for the processes that tests start
-            sys.path[0], sys.stdout = place, said
-            del sys.modules["tests"]
-            status = 3
-            try:
-                status = run("-q", "--no-header", "-p", "no:cacheprovider", f"-W{ALREADY}", f"--basetemp={place}/tmp", *arguments)
-                said.flush()
-            finally:
-                os._exit(status)
-        ended, until = (0, 0), time.monotonic() + seconds
-        while not ended[0] and time.monotonic() < until:
-            time.sleep(0.02)
-            ended = os.waitpid(child, os.WNOHANG)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)
-        if not ended[0]:
-            os.waitpid(child, 0)
-        said.seek(0)
-        return os.waitstatus_to_exitcode(ended[1]) if ended[0] else None, said.read().splitlines()
+def run(place: str, seconds: float, *arguments: str) -> tuple[int | None, list[str]]:
+    """Status of pytest and the lines that it prints, in a fork of this process. No status if it took longer."""
 
+    def work() -> int:
+        import pytest
 
-def run(*arguments: str) -> int:
-    import pytest
+        os.setsid()
+        os.chdir(place)
+        os.environ["PYTHONPATH"] = place  # for the processes that tests start
+        sys.path[0] = place
+        for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+            del sys.modules[name]
+        options = ["-q", "--no-header", "-p", "no:cacheprovider", f"-W{ALREADY}", f"--basetemp={place}/tmp"]
+        return int(pytest.main([*options, *arguments]))
 
-    return int(pytest.main(list(arguments)))
+    child = Child(work, f"{place}/said")
+    ended = child.ended(kill_after=seconds)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    return ended.value, ended.output.splitlines()
 
 
 def tests_of(data: object, mutant: Mutant) -> list[str]:
@@ -152,7 +142,7 @@ def main() -> None:
 def record(place: str, options: list[str]) -> None:
     RECORD.parent.mkdir(parents=True, exist_ok=True)
     os.environ["COVERAGE_FILE"] = str(RECORD)
-    print("\n".join(pytest(place, 7200, "--cov=tasks", "--cov=flat_tokens", "--cov-context=test", "--cov-report=", *options)[1]))
+    print("\n".join(run(place, 7200, "--cov=tasks", "--cov=flat_tokens", "--cov-context=test", "--cov-report=", *options)[1]))
 
 
 def try_all(place: str, options: argparse.Namespace) -> None:
@@ -165,7 +155,7 @@ def try_all(place: str, options: argparse.Namespace) -> None:
     ]
     every = [mutant for path in paths for mutant in mutants_of(path) if mutant.name in (options.named or [mutant.name])]
     every.sort(key=lambda mutant: hashlib.sha256(f"{options.seed} {mutant.name}".encode()).digest())
-    there = set(pytest(place, 600, "--collect-only")[1])
+    there = set(run(place, 600, "--collect-only")[1])
     for name in IMPORTED:
         importlib.import_module(name)
     print("| mutant | line | instead | fate |\n|---|---:|---|---|")
@@ -180,7 +170,7 @@ def try_all(place: str, options: argparse.Namespace) -> None:
         if tests:
             names = Path(place) / "chosen"
             names.write_text("\n".join(tests), "utf-8")
-            status, lines = pytest(place, options.seconds, "-x", "--tb=no", f"@{names}")
+            status, lines = run(place, options.seconds, "-x", "--tb=no", f"@{names}")
             killers = [line.split()[1] for line in lines if line.startswith(("FAILED", "ERROR"))]
             fate = {0: "survived", None: "out of time"}.get(status, f"killed by {killers[0] if killers else status}")
         path.write_text(source, "utf-8")

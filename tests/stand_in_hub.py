@@ -1,9 +1,8 @@
 """A small Hugging Face hub on loopback: as much of its HTTP interface as ``huggingface_hub`` and ``datasets`` use to read, and
 ``huggingface_hub`` to write.
 
-Repositories are directories, one for each commit: ``{datasets|models}/{organisation}/{name}/commits/{commit}/...``, and
-``.../refs/{branch}`` holds a commit. A test module that imports ``stand_in_hub_fixture`` has the fixture ``stand_in_hub``;
-another process is pointed to a hub by ``environment``.
+A test module that imports ``stand_in_hub_fixture`` has the fixture ``stand_in_hub``; another process is pointed to a hub by
+``environment``.
 """
 
 from __future__ import annotations
@@ -58,10 +57,13 @@ class Answer:
 
 @dataclass
 class StandInHub:
-    """A hub over the directory *root*; ``requests`` is every (method, path) so far, in order."""
+    """A hub; ``requests`` is every (method, path) so far, in order."""
 
-    root: Path
     url: str = ""
+    commits: dict[tuple[str, str, str], dict[str, bytes]] = field(default_factory=dict)
+    """Files by their paths of (datasets or models, repository, commit)."""
+    refs: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict)
+    """Commits by the branches and tags of (datasets or models, repository)."""
     requests: list[tuple[str, str]] = field(default_factory=list)
     gated: set[str] = field(default_factory=set)
     token: str = ""
@@ -83,17 +85,10 @@ class StandInHub:
 
     def commit(self, repo: str, files: Mapping[str, bytes | str], kind: Kind = "datasets", branch: str = "main") -> str:
         """Make *files* (path -> content) the whole content of a repository's branch; the commit."""
-        contents = {path: content.encode() if isinstance(content, str) else content for path, content in files.items()}
-        digest = hashlib.sha1(repr((kind, repo, sorted(contents.items()))).encode()).hexdigest()
-        home = self.root / kind / repo
-        (home / "commits" / digest).mkdir(parents=True, exist_ok=True)
-        for path, content in contents.items():
-            target = home / "commits" / digest / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(content)
-        ref = home / "refs" / branch
-        ref.parent.mkdir(parents=True, exist_ok=True)
-        ref.write_text(digest)
+        contents = {path: of.encode() if isinstance(of, str) else of for path, of in sorted(files.items())}
+        digest = hashlib.sha1(repr((kind, repo, contents)).encode()).hexdigest()
+        self.commits[kind, repo, digest] = contents
+        self.refs.setdefault((kind, repo), {})[branch] = digest
         return digest
 
     def fail(self, part: str, status: int, times: int = 1, **headers: str) -> None:
@@ -202,7 +197,7 @@ class StandInHub:
             if match["verb"] == "commit":
                 return self._commit(repo, revision, map(json.loads, body.splitlines()))
             if match["verb"] == "tag":
-                (self.root / "datasets" / repo / "refs" / json.loads(body)["tag"]).write_text(revision)
+                self.refs["datasets", repo][json.loads(body)["tag"]] = revision
                 return Answer(201)
             files = [
                 {"path": one["path"], "uploadMode": "lfs" if one["size"] >= LARGE else "regular", "shouldIgnore": False}
@@ -216,7 +211,7 @@ class StandInHub:
             return _json({"transfer": "basic", "objects": [{**one, **hrefs.get(one["oid"], {})} for one in told["objects"]]})
         repo = f"{told['organization']}/{told['name']}"
         answer = {"url": f"{self.url}/datasets/{repo}"}
-        if (self.root / "datasets" / repo).exists():
+        if ("datasets", repo) in self.refs:
             return _json(answer, 409)
         self.commit(repo, {})
         self.made[repo] = str(told.get("visibility"))
@@ -225,7 +220,7 @@ class StandInHub:
     def _commit(self, repo: str, branch: str, lines: Iterable[dict[str, Any]]) -> Answer:
         now = self._find("datasets", repo, branch)
         assert isinstance(now, str)
-        content = {name: file.read_bytes() for name, file in self._files("datasets", repo, now).items()}
+        content = dict(self.commits["datasets", repo, now])
         for line in lines:
             value = line["value"]
             match line["key"]:
@@ -241,8 +236,8 @@ class StandInHub:
         return _json({"commitUrl": f"{self.url}/datasets/{repo}/commit/{oid}", "commitOid": oid})
 
     def _refs(self, repo: str) -> Answer:
-        refs = {path.name: path.read_text() for path in sorted((self.root / "datasets" / repo / "refs").iterdir())}
-        told = [{"name": name, "ref": f"refs/{name}", "targetCommit": commit} for name, commit in refs.items()]
+        refs = sorted(self.refs["datasets", repo].items())
+        told = [{"name": name, "ref": f"refs/{name}", "targetCommit": commit} for name, commit in refs]
         branches = [one for one in told if one["name"] == "main"]
         return _json({"branches": branches, "converts": [], "tags": [one for one in told if one["name"] != "main"]})
 
@@ -253,9 +248,9 @@ class StandInHub:
         commit = self._find(kind, repo, unquote(revision))
         if isinstance(commit, Answer):
             return commit
-        files = self._files(kind, repo, commit)
+        files = self.commits[kind, repo, commit]
         if verb == "tree":
-            told = {path: _entry(path, file) for path, file in files.items()}
+            told = {path: _entry(path, content) for path, content in files.items()}
             return self._tree(told, unquote(directory), query.get("recursive", ["false"])[0].lower() == "true")
         if verb == "paths-info":
             return _json([_entry(path, files[path]) for path in form.get("paths", []) if path in files])
@@ -288,25 +283,18 @@ class StandInHub:
             return commit
         if repo in self.gated:
             return Answer(403, b"", {"X-Error-Code": "GatedRepo", "X-Error-Message": f"Access to {repo} is restricted."})
-        file = self._files(kind, repo, commit).get(path)
-        if file is None:
+        content = self.commits[kind, repo, commit].get(path)
+        if content is None:
             return _missing("EntryNotFound", {"X-Repo-Commit": commit})
-        content = file.read_bytes()
         return Answer(200, content, {"X-Repo-Commit": commit, "ETag": f'"{_oid(content)}"', "Accept-Ranges": "bytes"})
 
     def _find(self, kind: str, repo: str, revision: str) -> str | Answer:
         """The commit of a revision, or the answer that there is none."""
-        home = self.root / kind / repo
-        if not home.is_dir():
+        if (kind, repo) not in self.refs:
             return _missing("RepoNotFound")
-        if (home / "commits" / revision).is_dir():
+        if (kind, repo, revision) in self.commits:
             return revision
-        ref = home / "refs" / revision
-        return ref.read_text() if ref.is_file() else _missing("RevisionNotFound")
-
-    def _files(self, kind: str, repo: str, commit: str) -> dict[str, Path]:
-        tree = self.root / kind / repo / "commits" / commit
-        return {path.relative_to(tree).as_posix(): path for path in sorted(tree.rglob("*")) if path.is_file()}
+        return self.refs[kind, repo].get(revision) or _missing("RevisionNotFound")
 
 
 def _xet_name(digest: bytes) -> str:
@@ -327,9 +315,8 @@ def _oid(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
-def _entry(path: str, file: Path) -> dict[str, Any]:
+def _entry(path: str, content: bytes) -> dict[str, Any]:
     """A file as the hub lists it: Parquet files and large ones lie in a store that tells their digests."""
-    content = file.read_bytes()
     entry = {"type": "file", "oid": _oid(content), "size": len(content), "path": path}
     large = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 134}
     return {**entry, "lfs": large} if path.endswith(".parquet") or len(content) >= LARGE else entry
@@ -363,9 +350,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serve(root: Path) -> Iterator[StandInHub]:
-    """A hub over the directory *root* for as long as the block runs."""
-    hub = StandInHub(root)
+def serve() -> Iterator[StandInHub]:
+    """A hub for as long as the block runs."""
+    hub = StandInHub()
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("HubHandler", (Handler,), {"hub": hub}))
     server.daemon_threads = False  # closing the server waits for its last answers
     with serving(server) as hub.url:
@@ -427,7 +414,7 @@ def stand_in_hub_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     """An empty hub of the test's own; this process asks it, and keeps what it gives below the test's directory."""
     from huggingface_hub import HfFileSystem, close_session
 
-    with serve(tmp_path / "hub") as hub:
+    with serve() as hub:
         isolate(monkeypatch, hub.url, tmp_path / "huggingface")
         try:
             yield hub

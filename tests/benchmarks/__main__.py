@@ -47,17 +47,6 @@ TABLES = (
 """Modules of this package in the order of the page. The docstring of each is its title and prose. ``measure(bench)`` returns the
 tables; ``PACKAGES`` are those whose versions matter.
 """
-WITHOUT_TEXT = {
-    "duplicates",
-    "near_duplicates",
-    "decontamination",
-    "orchestration",
-    "object_stores",
-    "reading",
-    "mixtures",
-    "from_store",
-    "exports",
-}
 ROUNDS = 3
 GIGABYTES = 1.0
 QUICK_GIGABYTES = 0.004
@@ -112,8 +101,6 @@ def measure(bench: Bench, names: Sequence[str], path: Path, command: str) -> int
 def measured_section(bench: Bench, name: str, command: str) -> Section:
     """Measure a table."""
     module = importlib.import_module(f"tests.benchmarks.{name}")
-    if name not in WITHOUT_TEXT:
-        _ = bench.corpus  # gathered before anything is timed
     begin = time.perf_counter()
     with watched_load() as loads:
         grids = module.measure(bench)

@@ -76,13 +76,6 @@ class Corpus(NamedTuple):
         return Corpus(directory, linked)
 
 
-class Found(NamedTuple):
-    """A file and its name within its package, folders without their versions."""
-
-    name: str
-    path: str
-
-
 def installed() -> list[Path]:
     """Where text may lie on a Linux machine: this interpreter's packages, its library, and what the system installed."""
     python = [Path(sysconfig.get_path("purelib")), Path(sys.base_prefix) / "lib"]
@@ -95,8 +88,10 @@ def name_of(path: str) -> str:
     return f"{re.sub(r'[-_]?[0-9][0-9.]*', '', folder)}/{name}"
 
 
-def files_below(roots: Iterable[Path]) -> list[Found]:
-    """Files that may be text, in the order in which they are taken. Of two with one name, that of the earlier root."""
+def files_below(roots: Iterable[Path]) -> list[tuple[str, str]]:
+    """(name, path) of files that may be text, in the order in which they are taken. Of two with one name, that of the earlier
+    root.
+    """
     found: dict[str, str] = {}
     for root in roots:
         for folder, folders, names in os.walk(root):
@@ -105,7 +100,7 @@ def files_below(roots: Iterable[Path]) -> list[Found]:
                 path = f"{folder}/{name}"
                 if ENDING.search(name) or PACKED.search(path):
                     found.setdefault(name_of(path), path)
-    return [Found(*one) for one in sorted(found.items(), key=lambda one: hashlib.sha256(os.fsencode(one[0])).digest())]
+    return sorted(found.items(), key=lambda one: hashlib.sha256(os.fsencode(one[0])).digest())
 
 
 def text_of(path: str) -> str | None:
@@ -120,7 +115,7 @@ def text_of(path: str) -> str | None:
     return text if text.strip() and "\0" not in text else None
 
 
-def documents(found: Sequence[Found]) -> Iterator[tuple[str, str, int]]:
+def documents(found: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str, int]]:
     """(id, text, bytes of the text) of every file that is text, the same content once."""
     seen = set()
     # Threads, for the disk: it is asked for many small files. So many at a time, as memory is not for all of them.

@@ -8,16 +8,13 @@ tokens are. Every document begins with the end-of-text token, so tokens = our to
     published_way.py TEXT_DIRECTORY OUTPUT TOKENIZER
 """
 
-import json
 import multiprocessing
 import os
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import tiktoken
 
@@ -28,18 +25,11 @@ CHUNK_DOCUMENTS = 16
 encoding: tiktoken.Encoding
 
 
-class Rows:
-    """The rows of a directory of Parquet files as dicts, as the `datasets` library hands them out; counts the text."""
-
-    def __init__(self, input_dir: Path) -> None:
-        self.paths = sorted(input_dir.glob("*.parquet"))
-        self.text_bytes = 0
-
-    def __iter__(self) -> Iterator[dict[str, str]]:
-        for path in self.paths:
-            for batch in pq.ParquetFile(path).iter_batches(BATCH_ROWS, columns=["text"]):
-                self.text_bytes += pc.sum(pc.binary_length(batch.column(0))).as_py()
-                yield from batch.to_pylist()
+def rows_of(input_dir: Path) -> Iterator[dict[str, str]]:
+    """The rows of a directory of Parquet files as dicts, as the `datasets` library hands them out."""
+    for path in sorted(input_dir.glob("*.parquet")):
+        for batch in pq.ParquetFile(path).iter_batches(BATCH_ROWS, columns=["text"]):
+            yield from batch.to_pylist()
 
 
 def load_encoding(name: str) -> None:
@@ -60,12 +50,11 @@ def save_shard(output_dir: Path, index: int, tokens: np.ndarray) -> None:
     np.save(output_dir / f"{split}_{index:06d}.npy", tokens)
 
 
-def write_shards(documents: Iterable[np.ndarray], output_dir: Path) -> tuple[int, int]:
-    """Cut the stream of documents into shards of `SHARD_TOKENS`, the last one shorter; return documents, tokens."""
+def write_shards(documents: Iterable[np.ndarray], output_dir: Path) -> None:
+    """Cut the stream of documents into shards of `SHARD_TOKENS`, the last one shorter."""
     shard = np.empty(SHARD_TOKENS, dtype=np.uint32)
-    filled = shard_index = document_count = 0
+    filled = shard_index = 0
     for tokens in documents:
-        document_count += 1
         while len(tokens) > SHARD_TOKENS - filled:
             room = SHARD_TOKENS - filled
             shard[filled:] = tokens[:room]
@@ -75,17 +64,12 @@ def write_shards(documents: Iterable[np.ndarray], output_dir: Path) -> tuple[int
         filled += len(tokens)
     if filled:
         save_shard(output_dir, shard_index, shard[:filled])
-    return document_count, shard_index * SHARD_TOKENS + filled
 
 
 if __name__ == "__main__":
-    begin = time.perf_counter()
     text, output, name = sys.argv[1:]
     Path(output).mkdir(parents=True)
-    rows = Rows(Path(text))
     with multiprocessing.Pool(os.cpu_count(), initializer=load_encoding, initargs=(name,)) as pool:
-        documents, tokens = write_shards(pool.imap(tokenize, rows, chunksize=CHUNK_DOCUMENTS), Path(output))
+        write_shards(pool.imap(tokenize, rows_of(Path(text)), chunksize=CHUNK_DOCUMENTS), Path(output))
         pool.close()
         pool.join()
-    seconds = time.perf_counter() - begin
-    print(json.dumps({"seconds": seconds, "text_bytes": rows.text_bytes, "documents": documents, "tokens": tokens}))

@@ -15,9 +15,8 @@ from typing import NamedTuple
 
 from flat_tokens.stores.store import Store
 from tasks.garbage import stored_shards, unneeded_objects
-from tasks.output.pointer import MARKERS
 from tasks.shards.receipts import _read_shard
-from tests.faults.commands import Bench, Flaw, Ran, command, named, seen, tried
+from tests.faults.commands import Bench, Flaw, Ran, command, is_published, named, seen, tried
 from tests.faults.inject import INTERRUPT, KILL, KILL_WITHIN, KILLS, KINDS, LASTING, PAUSE, Ended, Fault, Watch
 from tests.faults.support import entries
 
@@ -162,7 +161,7 @@ def damage(here: Path, template: Path, chance: random.Random) -> bool:
     """Damage one or two of the files that attempts have left, none that was there before. False where there are none, or the
     version is published: what is kept next to it is looked at by the next build of another one.
     """
-    if any(_is_published(path) and not (template / "out/versions" / path.name).exists() for path in here.glob("out/versions/*")):
+    if any(is_published(path) and not (template / "out/versions" / path.name).exists() for path in here.glob("out/versions/*")):
         return False
     left = sorted(name for name, entry in entries(here) if entry.is_file(follow_symlinks=False) and _is_left(name, template))
     for name in chance.sample(left, min(chance.randrange(1, 3), len(left))):
@@ -170,10 +169,6 @@ def damage(here: Path, template: Path, chance: random.Random) -> bool:
         if (here / name).exists():  # the first one may have taken its directory away
             way(here / name, chance)
     return bool(left)
-
-
-def _is_published(version: Path) -> bool:
-    return any((version / marker).exists() for marker in MARKERS)
 
 
 def _is_left(name: str, template: Path) -> bool:

@@ -126,13 +126,16 @@ def differences(now: Facts, calm: Facts) -> Iterator[Flaw]:
             yield Flaw("bytes", f"{name} {'differs' if name in now else 'is missing'}")
 
 
+def is_published(version: Path) -> bool:
+    return any((version / marker).exists() for marker in MARKERS)
+
+
 def seen(here: Path) -> dict[str, str]:
     """The version that each output's readers get, after every version that can be opened, and the latest twice, was checked."""
     found = {}
     for root in sorted(path.parent for path in here.glob("*/versions")):
-        for version in sorted((root / "versions").iterdir()):
-            if any((version / marker).exists() for marker in MARKERS):
-                flat_tokens.verify(version, "full")
+        for version in filter(is_published, sorted((root / "versions").iterdir())):
+            flat_tokens.verify(version, "full")
         if (root / "latest.json").exists():
             # Not by the output: its link is one behind between two operations, which ``differences`` tells of.
             found[root.name] = Path(flat_tokens.verify(flat_tokens.open(root).path, "full").path).name
@@ -149,8 +152,7 @@ def tokens_there(here: Path) -> set[str]:
     """Keys of the slices whose tokens are stored as shards, or that a published version holds."""
     published = set()
     for index in here.glob("*/_cache/index/*.json"):
-        version = index.parents[2] / "versions" / index.stem
-        if any((version / marker).exists() for marker in MARKERS):
+        if is_published(index.parents[2] / "versions" / index.stem):
             published |= {shard.key for shard in read_index(Store.at(index.parents[2]), index.stem).published}
     return published | {Path(name).parent.name for name in receipts(here)}
 

@@ -22,8 +22,8 @@ from flat_tokens.keys import document_keys
 from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.remains import FRAME
-from tasks.output.pointer import MARKERS, Pointer, read_pointer
-from tests.faults.commands import Flaw
+from tasks.output.pointer import Pointer, read_pointer
+from tests.faults.commands import Flaw, is_published
 from tests.faults.histories import COLLECT, Histories, History
 from tests.faults.inject import KILLS, Ended, Fault
 
@@ -176,7 +176,7 @@ class Decisions(Histories):
         are_pinned = all({*after.pins} & {one, successors(out).get(one)} for one in before.pins)
         if after.decisions[: len(before.decisions)] != before.decisions or not are_pinned:
             flaws.append(Flaw("pointer", f"{when}: decisions or pins are lost: {before}, then {after}"))
-        if (candidate := waiting(after)) and not any((out / "versions" / candidate / marker).exists() for marker in MARKERS):
+        if (candidate := waiting(after)) and not is_published(out / "versions" / candidate):
             flaws.append(Flaw("readers", f"{when}: {candidate} waits, and is gone"))
         if ended.hung or ended.error or "Traceback" in ended.output:
             flaws.append(Flaw("message", f"{when}: {ended.error or ended.output}"))

@@ -89,7 +89,7 @@ def test_files_of_a_spoiled_hub_come_whole(tmp_path, monkeypatch):
 
     monkeypatch.setattr(_http, "time", types.SimpleNamespace(sleep=lambda seconds: None, time=lambda: 0.0))
     names = {f"data/train-{i}.jsonl": b'{"text": "%d"}\n' % i * 20_000 for i in range(3)}
-    with serve(tmp_path / "hub") as hub, proxy(hub.url) as between:
+    with serve() as hub, proxy(hub.url) as between:
         between.stall_seconds = 0.5
         commit = hub.commit("org/name", names)
         for seed in SEEDS[:3]:

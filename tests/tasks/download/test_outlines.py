@@ -172,7 +172,7 @@ def test_a_slice_of_several_files_has_what_it_needs_of_each(tmp_path, stand_in_h
     here = Workspace(Store.at(tmp_path / "out"), "", str(tmp_path / "scratch"), room=1 << 30)
     cuts = [look_into(found, config.sources, 1 << 30, here) for found in resolve_source(config.sources[0], 0).files]
     (slice_,) = slices_of(cuts, 1 << 30)
-    Path(stand_in_hub.root, "datasets/org/text/commits", commit, f"1.{ending}").unlink()
+    del stand_in_hub.commits["datasets", "org/text", commit][f"1.{ending}"]
     tasks.download.outlines._of_outline.cache_clear()
     with refusal(f"1.{ending} changed while the build read it"), lent(slice_, config.sources, here):
         pass
