@@ -8,9 +8,10 @@ import io
 import json
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 from urllib.parse import quote
 
 import aiohttp
@@ -63,12 +64,36 @@ class Proxy:
 
 
 @contextlib.contextmanager
-def proxy(upstream: str, delay: float = 0.0) -> Iterator[Proxy]:
-    """A proxy before *upstream* (``http://127.0.0.1:port``), on a port of its own, in a thread of its own."""
-    state, started, loop = Proxy(delay=delay), threading.Event(), list[asyncio.AbstractEventLoop]()
-    ended = asyncio.Event()
+def serving_app(app: web.Application) -> Iterator[str]:
+    """Let an application answer on loopback, in a thread of its own, until the block ends. Its URL."""
+    started, ended, found = threading.Event(), asyncio.Event(), list[Any]()
 
     async def serve() -> None:
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        found.extend([asyncio.get_running_loop(), runner.addresses[0][1]])
+        started.set()
+        await ended.wait()
+        await runner.cleanup()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    thread.start()
+    if not started.wait(30):
+        raise TimeoutError("the application did not start")
+    try:
+        yield f"http://127.0.0.1:{found[1]}"
+    finally:
+        found[0].call_soon_threadsafe(ended.set)
+        thread.join(30)
+
+
+@contextlib.contextmanager
+def proxy(upstream: str, delay: float = 0.0) -> Iterator[Proxy]:
+    """A proxy before *upstream* (``http://127.0.0.1:port``)."""
+    state, app = Proxy(delay=delay), web.Application(client_max_size=1 << 34)
+
+    async def connect(_: web.Application) -> AsyncIterator[None]:
         # Answers pass as they are: neither decompressed nor with a ceiling on connections.
         # Nothing is added to requests, either: they may be signed.
         async with aiohttp.ClientSession(
@@ -76,27 +101,12 @@ def proxy(upstream: str, delay: float = 0.0) -> Iterator[Proxy]:
             connector=aiohttp.TCPConnector(limit=0),
             skip_auto_headers=("Content-Type", "User-Agent", "Accept"),
         ) as session:
-            app = web.Application(client_max_size=1 << 34)
             app.router.add_route("*", "/{path:.*}", partial(_pass_on, state=state, upstream=upstream, session=session))
-            runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-            await runner.setup()
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
-            host, port = runner.addresses[0]
-            state.url = f"http://{host}:{port}"
-            loop.append(asyncio.get_running_loop())
-            started.set()
-            await ended.wait()
-            await runner.cleanup()
+            yield
 
-    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
-    thread.start()
-    if not started.wait(30):
-        raise TimeoutError("the proxy did not start")
-    try:
+    app.cleanup_ctx.append(connect)
+    with serving_app(app) as state.url:
         yield state
-    finally:
-        loop[0].call_soon_threadsafe(ended.set)
-        thread.join(30)
 
 
 async def _pass_on(request: web.Request, state: Proxy, upstream: str, session: aiohttp.ClientSession) -> web.StreamResponse:

@@ -187,16 +187,13 @@ class Decisions(Histories):
     def _wrong_move(self, step: str, before: Pointer, of_before: dict[str, int], after: Pointer, out: Path) -> str:
         """Why ``latest`` may not have moved so; nothing where it may."""
         now = after.version
-        if now == before.version:
-            # A successor takes the place of an earlier version in the pointer, too.
-            is_renamed = any(before.names(of) != after.names(of) for of in ("former", "withdrawn"))
-            return (
-                ""
-                if after.sequence == before.sequence or is_renamed
-                else f"its number went from {before.sequence} to {after.sequence}"
-            )
-        if now is None or after.sequence <= before.sequence:
+        # A successor takes the place of an earlier version in the pointer, too.
+        is_renamed = any(before.names(of) != after.names(of) for of in ("former", "withdrawn"))
+        is_same = now == before.version
+        if not (after.sequence == before.sequence or is_renamed if is_same else now and after.sequence > before.sequence):
             return f"its number went from {before.sequence} to {after.sequence}"
+        if is_same:
+            return ""
         replaced = successors(out)
         if step in ("forget", "refresh", "build") and before.version is not None and replaced.get(before.version) == now:
             return ""  # the same without documents that are forgotten

@@ -257,13 +257,7 @@ def test_a_rerun_over_a_shortened_version_says_so(built, output, damage, tmp_pat
     "content",
     [
         b"",
-        b"{",
         b"null",
-        b"[]",
-        b"{}",
-        b'"0123"',
-        b"\xff\xff",
-        b"[" * 100_000,
         b'{"version": "x", "manifest_sha256": "y", "sequence": "1"}',
         b'{"version": "x", "manifest_sha256": "y", "sequence": true}',
         b'{"version": 1, "manifest_sha256": "y", "sequence": 1}',

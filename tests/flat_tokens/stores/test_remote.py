@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import http.server
 import multiprocessing
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +18,7 @@ import flat_tokens
 from flat_tokens.arrays import stored
 from tests.made import write_sequences
 from tests.processes import serving
-from tests.proxy import Proxy, proxy
+from tests.proxy import Proxy, proxy, serving_app
 
 SEQUENCES = 3000
 LENGTH = 300
@@ -43,30 +41,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def web_server(root: Path) -> Iterator[str]:
     """A server of those files that answers questions for ranges, on loopback."""
-    loop, address, started = asyncio.new_event_loop(), [], threading.Event()
-
-    async def start() -> web.AppRunner:
-        app = web.Application()
-        app.router.add_static("/", root)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        address.append(runner.addresses[0][1])
-        return runner
-
-    def run() -> None:
-        runner = loop.run_until_complete(start())
-        started.set()
-        loop.run_forever()
-        loop.run_until_complete(runner.cleanup())
-        loop.close()
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    assert started.wait(30)
-    yield f"http://127.0.0.1:{address[0]}"
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join(30)
+    app = web.Application()
+    app.router.add_static("/", root)
+    with serving_app(app) as url:
+        yield url
 
 
 @pytest.fixture
