@@ -35,6 +35,12 @@ DOCUMENTS_AT_A_TIME = 1 << 18
 MAX_ORIGIN_BYTES = 1 << 24
 COUNTS = ("documents", "tokens", "stored_tokens", "text_bytes")
 
+Amounts: TypeAlias = Int64s
+"""The numbers of COUNTS of each document of a split: int64[4, seq_count]. Of one that was seen the first is 1, else all are 0.
+Where text was not counted: int64[3, seq_count].
+"""
+Sums: TypeAlias = Int64s
+"""The numbers of COUNTS of some documents together: int64[4], or int64[3]."""
 TokenSizes: TypeAlias = Callable[[Store], Int64s]
 """A dataset -> the bytes of text of each of its token ids: int64[n]."""
 
@@ -144,53 +150,20 @@ class _Split:
                 found[first:stop] |= one.those(its)
         return found
 
-    def whole(self, sizes: TokenSizes | None) -> _Amounts:
+    def amounts(self, tokens: Int64s, text: Int64s | None = None, is_seen: Bools | None = None) -> Amounts:
+        """The amounts of its documents, whose *tokens* and bytes of *text* were in batches: int64[seq_count] each. *is_seen*:
+        bool[seq_count]; those with tokens without it.
+        """
+        seen = tokens > 0 if is_seen is None else is_seen
+        return np.stack([seen, tokens, np.where(seen, self.lengths, 0), *([] if text is None else [text])])
+
+    def whole(self, sizes: TokenSizes | None) -> Amounts:
         """All documents, each once."""
         view = self.tokens.documents(max(int(self.lengths.max(initial=1)), 1))
         text = None if sizes is None else bytes_seen(view, sizes(dataset_of(self.tokens.store)))
-        return _Amounts(np.ones(len(self.lengths), bool), self.lengths, text)
+        return self.amounts(self.lengths, text, np.ones(len(self.lengths), bool))
 
 
-@dataclass
-class _Amounts:
-    """Facts of all documents of a split: whether each was seen, bool[n]; its tokens and its bytes of text, as often as they were,
-    int64[n] each; None where text was not counted.
-    """
-
-    is_seen: Bools
-    tokens: Int64s
-    text: Int64s | None
-
-    def of(self, chosen: Bools) -> _Amounts:
-        """Those of some documents: bool[n]."""
-        text = None if self.text is None else np.where(chosen, self.text, 0)
-        return _Amounts(self.is_seen & chosen, np.where(chosen, self.tokens, 0), text)
-
-    def add(self, tokens: Int64s, text: Int64s | None, times: int = 1) -> None:
-        self.is_seen |= tokens > 0
-        self.tokens = self.tokens + tokens * times
-        self.text = None if self.text is None or text is None else self.text + text * times
-
-    def sums(self, split: _Split) -> _Sums:
-        kept = slice(None) if self.is_seen.all() else self.is_seen
-        counts = [np.count_nonzero(self.is_seen), self.tokens.sum(), split.lengths[kept].sum()]
-        return np.array([*counts, -1 if self.text is None else self.text.sum()], np.int64)
-
-    def sums_by(self, split: _Split, first: int, codes: Int64s, count: int) -> _Sums:
-        """The sums of documents from *first* on by their *codes*, which are below *count*: int64[count, 4]."""
-        found = np.zeros((count, len(COUNTS)), np.int64)
-        here = slice(first, first + len(codes))
-        seen = self.is_seen[here]
-        np.add.at(found[:, 0], codes, seen)
-        np.add.at(found[:, 1], codes, self.tokens[here])
-        np.add.at(found[:, 2], codes, np.where(seen, split.lengths[here], 0))
-        if self.text is not None:
-            np.add.at(found[:, 3], codes, self.text[here])
-        return found
-
-
-_Sums: TypeAlias = Int64s
-"""The numbers of COUNTS: int64[..., 4]; -1 for text that was not counted."""
 Key: TypeAlias = tuple[bool, Any]
 """A value of a column, and whether it is true or false: these are not 1 and 0."""
 
@@ -202,29 +175,30 @@ class _ViewSource:
     name: str
     facts: JsonObject
     split: _Split | None
-    amounts: _Amounts = field(init=False)
+    amounts: Amounts = field(init=False)
     by_epoch: list[JsonObject] = field(default_factory=list)
     by: JsonObject = field(default_factory=dict)
 
     def see(self, view: SplitView, drawn: Iterable[EpochRows], sizes: TokenSizes | None) -> None:
         """Count the documents in the rows that were drawn."""
         assert self.split is not None
-        count, counts_text = len(self.split.lengths), sizes is not None and not view.has_epochs
-        self.amounts = _Amounts(
-            np.zeros(count, bool), np.zeros(count, np.int64), np.zeros(count, np.int64) if counts_text else None
-        )
+        sizes_of_ids = None if sizes is None or view.has_epochs else sizes(dataset_of(view.tokens.store))
+        total = np.zeros((1 if sizes_of_ids is None else 2, len(self.split.lengths)), np.int64)  # tokens, and text
         for epochs in drawn:
-            text = bytes_seen(view, sizes(dataset_of(view.tokens.store)), epochs.rows) if counts_text and sizes else None
-            tokens, text = self._in_split(view, tokens_seen(view, epochs.rows)), self._in_split(view, text)
-            in_epoch = _Amounts(tokens > 0, tokens, text)
-            self.amounts.add(tokens, text, epochs.last - epochs.first + 1)
+            found = [tokens_seen(view, epochs.rows)]
+            if sizes_of_ids is not None:
+                found.append(bytes_seen(view, sizes_of_ids, epochs.rows))
+            in_epoch = np.stack([self._in_split(view, one) for one in found])
+            total += in_epoch * (epochs.last - epochs.first + 1)
             rows = len(view) if epochs.rows is None else np.count_nonzero(epochs.rows)
             each = {"first": epochs.first, "last": epochs.last, "rows": int(rows)}
-            self.by_epoch.append(each | _counts(in_epoch.sums(self.split)))
+            self.by_epoch.append(each | _counts(self.split.amounts(*in_epoch).sum(axis=1)))
+        self.amounts = self.split.amounts(*total)
 
-    def _in_split(self, view: SplitView, amounts: Any) -> Any:
+    def _in_split(self, view: SplitView, amounts: Int64s) -> Int64s:
         """Amounts of the view's documents as amounts of the split's: a selection numbers them in another way."""
-        if amounts is None or view.tokens.numbers is None or self.split is None:
+        assert self.split is not None
+        if view.tokens.numbers is None:
             return amounts
         found = np.zeros(len(self.split.lengths), np.int64)
         np.add.at(found, view.tokens.numbers, amounts)
@@ -234,7 +208,7 @@ class _ViewSource:
         facts: JsonObject = {"name": self.name, **self.facts}
         if self.split is None:
             return facts | {"dataset": None, "split": None, **dict.fromkeys(COUNTS), "by_epoch": [], "by": {}}
-        facts |= {"dataset": self.split.dataset, "split": self.split.name, **_counts(self.amounts.sums(self.split))}
+        facts |= {"dataset": self.split.dataset, "split": self.split.name, **_counts(self.amounts.sum(axis=1))}
         return facts | {"by_epoch": self.by_epoch, "by": {name: _listed(found) for name, found in self.by.items()}}
 
 
@@ -242,18 +216,17 @@ class _Splits:
     """The splits that the sources are views of, each once, and the datasets that they belong to."""
 
     def __init__(self) -> None:
-        self._splits, self.datasets = dict[str, _Split](), list[JsonObject]()
-        self._numbers, self._recorded = dict[str, int](), dict[str, Recorded]()
+        self.all, self.datasets = dict[str, _Split](), list[JsonObject]()
+        self._known = dict[str, tuple[int, Recorded]]()
 
     def at(self, store: Store) -> _Split:
         dataset = dataset_of(store)
-        if dataset.url not in self._numbers:
-            self._numbers[dataset.url] = len(self.datasets)
+        if dataset.url not in self._known:
+            self._known[dataset.url] = len(self.datasets), recorded_of(dataset)
             self.datasets.append(dataset_facts(dataset))
-            self._recorded[dataset.url] = recorded_of(dataset)
-        if store.url not in self._splits:
-            self._splits[store.url] = _Split(open_split(store), self._numbers[dataset.url], self._recorded[dataset.url])
-        return self._splits[store.url]
+        if store.url not in self.all:
+            self.all[store.url] = _Split(open_split(store), *self._known[dataset.url])
+        return self.all[store.url]
 
 
 def dataset_facts(dataset: Store) -> JsonObject:
@@ -306,27 +279,22 @@ def _record(
     forgotten: Sequence[Store],
 ) -> JsonObject:
     """The record of the sources, whose documents were counted."""
-    of_split: dict[int, list[_ViewSource]] = {}
-    for source in sources:
-        if source.split is not None:
-            of_split.setdefault(id(source.split), []).append(source)
-    groups = [(its[0].split, its) for its in of_split.values() if its[0].split is not None]
+    groups = [(split, [source for source in sources if source.split is split]) for split in splits.all.values()]
     known = list(dict.fromkeys(name for split, _ in groups for name in split.columns))
     if columns is not None and (unknown := [name for name in columns if name not in (*known, *NAMES, "split")]):
         raise ValueError(f"no dataset has a column {unknown[0]!r}; there are {', '.join(('split', *known, *NAMES))}")
     lists = {output.url: read_forgotten(output) for output in forgotten}
-    gone, gone_of = np.zeros(len(COUNTS), np.int64), dict[str, Any]()
-    totals, by_split = np.zeros(len(COUNTS), np.int64), dict[Key, _Sums]()
-    together = dict[str, dict[Key, _Sums] | None]()
+    totals, gone = np.zeros((2, len(COUNTS)), np.int64)
+    gone_of, by_split, together = dict[str, Any](), dict[Key, Sums](), dict[str, dict[Key, Sums] | None]()
     asked = known if columns is None else [name for name in dict.fromkeys(columns) if name != "split"]
     for split, its in groups:
-        amounts = its[0].amounts if len(its) == 1 else _together(its)
-        sums = amounts.sums(split)
+        amounts = its[0].amounts if len(its) == 1 else _together(split, [source.amounts for source in its])
+        sums = amounts.sum(axis=1)
         totals = _added(totals, sums)
         if lists:
             is_gone = split.forgotten(list(lists.values()))
-            gone = _added(gone, amounts.of(is_gone).sums(split))
-            gone_of |= {source.name: _counts(source.amounts.of(is_gone).sums(split)) for source in its}
+            gone = _added(gone, amounts[:, is_gone].sum(axis=1))
+            gone_of |= {source.name: _counts(source.amounts[:, is_gone].sum(axis=1)) for source in its}
         _add(by_split, (False, split.name), sums)
         for name in asked:
             found = _by_value(split, [amounts, *(source.amounts for source in its)], name, columns is not None)
@@ -354,27 +322,24 @@ def _record(
     }
 
 
-def _forgotten(lists: Mapping[str, Forgotten], gone: _Sums, gone_of: JsonFacts) -> JsonObject:
+def _forgotten(lists: Mapping[str, Forgotten], gone: Sums, gone_of: JsonFacts) -> JsonObject:
     """Documents that were seen and are on a list now, in all and by source."""
     described = [{"output": url, "documents": len(one.digests), "sha256": one.sha256} for url, one in lists.items()]
     return {"lists": described, **_counts(gone), "sources": [{"name": name, **counts} for name, counts in gone_of.items()]}
 
 
-def _together(sources: Sequence[_ViewSource]) -> _Amounts:
+def _together(split: _Split, several: Sequence[Amounts]) -> Amounts:
     """The amounts of several sources of the same split: a document that two have seen is one."""
-    first = sources[0].amounts
-    found = _Amounts(first.is_seen.copy(), first.tokens, first.text)
-    for source in sources[1:]:
-        found.add(source.amounts.tokens, source.amounts.text)
-    return found
+    least = min(map(len, several))
+    return split.amounts(*np.sum([one[1:least:2] for one in several], axis=0))
 
 
-def _by_value(split: _Split, amounts: Sequence[_Amounts], name: str, is_asked: bool) -> dict[Key, _Sums] | None:
-    """The sums of each of the amounts by the values of a column: int64[amounts, 4] each; None if there are too many values.
+def _by_value(split: _Split, amounts: Sequence[Amounts], name: str, is_asked: bool) -> dict[Key, list[Sums]] | None:
+    """The sums of each of the amounts by the values of a column; None if there are too many values.
 
     A split that has no such column has documents without a value.
     """
-    numbers, sums = dict[Key, int](), np.zeros((0, len(amounts), len(COUNTS)), np.int64)
+    numbers, sums = dict[Key, int](), [np.zeros((len(one), 0), np.int64) for one in amounts]
     is_there = name in split.columns or name == "tokens" or (name in NAMES and split.has_records)
     for first in range(0, len(split.lengths), DOCUMENTS_AT_A_TIME):
         stop = min(first + DOCUMENTS_AT_A_TIME, len(split.lengths))
@@ -386,16 +351,14 @@ def _by_value(split: _Split, amounts: Sequence[_Amounts], name: str, is_asked: b
             keys = [_key(value) for value in encoded.dictionary.to_pylist()]
         else:
             codes, keys = np.zeros(stop - first, np.int64), [_key(None)]
-        places = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
+        places = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)[codes]
         if not is_asked and len(numbers) > MOST_VALUES:
             return None
-        sums = np.concatenate([sums, np.zeros((len(numbers) - len(sums), *sums.shape[1:]), np.int64)])
         for k, one in enumerate(amounts):
-            np.add.at(sums[:, k], places, one.sums_by(split, first, codes, len(keys)))
-    for k, one in enumerate(amounts):
-        if one.text is None:
-            sums[:, k, COUNTS.index("text_bytes")] = -1
-    return {key: sums[place] for key, place in numbers.items()}
+            sums[k] = np.pad(sums[k], ((0, 0), (0, len(numbers) - sums[k].shape[1])))
+            for found, of_documents in zip(sums[k], one[:, first:stop], strict=True):
+                np.add.at(found, places, of_documents)
+    return {key: [found[:, place] for found in sums] for key, place in numbers.items()}
 
 
 def _key(value: Any) -> Key:
@@ -405,20 +368,21 @@ def _key(value: Any) -> Key:
     return isinstance(value, bool), value
 
 
-def _added(one: _Sums, other: _Sums) -> _Sums:
+def _added(one: Sums, other: Sums) -> Sums:
     """The sum of both, in which text that one has not counted is not counted."""
-    return np.where((one < 0) | (other < 0), -1, one + other)
+    least = min(len(one), len(other))
+    return one[:least] + other[:least]
 
 
-def _add(into: dict[Key, _Sums], key: Key, sums: _Sums) -> None:
+def _add(into: dict[Key, Sums], key: Key, sums: Sums) -> None:
     into[key] = _added(into[key], sums) if key in into else sums
 
 
-def _counts(sums: _Sums) -> dict[str, int | None]:
-    return {name: None if count < 0 else count for name, count in zip(COUNTS, sums.tolist(), strict=True)}
+def _counts(sums: Sums) -> dict[str, int | None]:
+    return dict.fromkeys(COUNTS) | dict(zip(COUNTS, sums.tolist(), strict=False))
 
 
-def _listed(found: Mapping[Key, _Sums] | None) -> list[JsonObject] | None:
+def _listed(found: Mapping[Key, Sums] | None) -> list[JsonObject] | None:
     """The values of which a document was seen, most tokens first; None if there are too many."""
     if found is None:
         return None
