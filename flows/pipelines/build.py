@@ -17,7 +17,7 @@ from flows.pipelines.stages import FINALIZE, Runner, assembling, shard_parts
 from flows.pipelines.text import Made, look_up, read_whole
 from tasks.config import BuildConfig
 from tasks.finalize.card import card
-from tasks.finalize.provenance import is_published, leaving_out
+from tasks.finalize.provenance import is_published, leaving_out, note_files
 from tasks.finalize.seal import VersionDraft, built_totals
 from tasks.gates import Gate
 from tasks.output.places import layout_of
@@ -92,6 +92,7 @@ def build_version(made: Made, runner: Runner, output: OpenOutput, gates: tuple[G
                 with timed("tokenize", output.seconds):
                     stored = tokenize(made, target, runner, output, assembler, under_way)
                     counted = assembler.end()
+                note_files(output.root, output.forgotten, text.slices, shard_parts(counted))
                 with timed("split", output.seconds):
                     meter.begin("split", TOKEN_BYTES * sum(part.counts.token_count for part in shard_parts(counted)))
                     assembled = assembler.finish()

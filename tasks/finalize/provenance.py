@@ -4,7 +4,7 @@ documents were forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import NamedTuple, TypeVar
 
@@ -19,12 +19,14 @@ from tasks.models import (
     FORMAT_SEMANTICS,
     Model,
     PinnedSource,
+    Slice,
     SourceFile,
     digest_of,
 )
 from tasks.output.forgotten import ForgottenRecord, change_record
 from tasks.output.paths import VERSIONS, version_store
 from tasks.output.versions import find_version
+from tasks.parts.part import ShardPart
 from tasks.rows import SPLIT_KEY
 from tasks.text.signatures import EDITION
 from tasks.tokenize.chat import Chat
@@ -192,3 +194,13 @@ def note_name(root: Store, record: ForgottenRecord | None, named: VersionName) -
     """Note the name of a version that was made where documents are forgotten."""
     if record is not None and record.versions.get(named.base) != named.version:
         change_record(root, lambda now: now.model_copy(update={"versions": {**now.versions, named.base: named.version}}))
+
+
+def note_files(root: Store, record: ForgottenRecord | None, slices: Sequence[Slice], parts: Sequence[ShardPart]) -> None:
+    """Note the source files of slices with forgotten documents: a build may keep copies of them. Small files that are one slice
+    are noted together.
+    """
+    read = zip(slices, parts, strict=True)
+    held = {one.file.sha256 for slice_, part in read if part.shard.skipped.get(FORGOTTEN) for one in slice_.ranges}
+    if record is not None and not held <= {*record.files}:
+        change_record(root, lambda now: now.model_copy(update={"files": tuple(sorted({*now.files, *held}))}))

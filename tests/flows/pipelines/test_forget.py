@@ -393,6 +393,25 @@ def test_shards_and_copies_of_files_go(tmp_path):
     check_gone(dataset)
 
 
+def test_kept_copies_of_files_are_named_as_long_as_they_hold_forgotten_documents(tmp_path):
+    """Also those of a file that has changed since, but not of one from which its owner has removed them."""
+    dataset = Dataset(tmp_path, keep_files=True, scratch=None)
+
+    def build() -> None:
+        for path in (packed := dataset.write()).iterdir():
+            path.write_bytes(gzip.compress(path.read_bytes(), mtime=0))
+        build_here(dataset.config(packed, dataset.output), 1)
+
+    build()
+    dataset.forget(*GONE, scratch=None)
+    for change, copies in ([*dataset.rows["a"], *rows("c", 1)], 2), ([*rows("a", 3), *rows("c", 1)], 3):
+        dataset.rows["a"] = change
+        build()
+        named = {line.partition(":")[0] for line in check_forgotten(dataset.root)}
+        assert named == where(dataset.root, GONE)
+        assert (len(named), len(list((tmp_path / "out/_cache/files").iterdir()))) == (2, copies)
+
+
 def test_derived_versions_and_inputs_are_without_them(tmp_path):
     """A merge into the output leaves them out, and a version that was made of others gets a successor, too."""
     dataset, other = Dataset(tmp_path), Dataset(tmp_path, str(tmp_path / "other"))
