@@ -55,6 +55,12 @@ PART: JsonObject = {"key": str, "size": int, "sha256": str}
 """A part of a source file, and nothing else."""
 STORED: JsonObject = {"key": str, "size": int, "blake3": str}
 """A stored object, and nothing else. Older releases wrote its sha256."""
+FORMER = {"version": str, "until": str}
+"""A version that was the latest before, and nothing else."""
+LISTED = {"documents": int, "sha256": str}
+"""The list of forgotten documents, and nothing else."""
+POINTER_SHAPE: JsonObject = {"version": str, "manifest_sha256": str, "sequence": int}
+POINTER_SHAPE |= {"former?": [FORMER], "withdrawn?": [FORMER], "forgotten?": LISTED}
 COUNTS = {"token_count": int, "seq_count": int, "max_token_id": int}
 DOCUMENTS = {"read?": int, "written?": int, "token_count?": int, "text_bytes?": int, "skipped?": {"*": int}}
 FILE = {"name": str, "size": int, "sha256": str, "line_ends?": str, "parts?": [PART]}
@@ -175,10 +181,10 @@ def check(value: Any, shape: Any, where: str) -> None:
     kind: Any = shape if isinstance(shape, type) else type(shape)
     if shape is STORED and type(value) is dict and "sha256" in value:
         shape = PART
-    is_exact = shape in (STORED, PART)
+    is_exact = kind is dict and shape in (STORED, PART, FORMER, LISTED)
     if type(value) is not kind or (kind is int and not 0 <= value < 1 << 63) or (is_exact and {*value} != {*shape}):
         raise ValueError(f"{where} is {reprlib.repr(value)}")
-    if is_exact and not is_below(value["key"]):
+    if is_exact and "key" in shape and not is_below(value["key"]):
         raise ValueError(f"{reprlib.repr(value['key'])} is not a name of an object below it")
     if isinstance(shape, list):
         for item in value if shape[0] is not FILE else _unusual_files(value):
@@ -216,24 +222,16 @@ def latest_of(store: Store) -> str | None:
 def check_pointer(value: JsonObject, path: str) -> None:
     """ValueError if the content of ``latest.json``, which is at *path*, is not a pointer to a version."""
     try:
-        kinds = {"version": str, "manifest_sha256": str, "sequence": int}
         if value.keys() & {*OF_PEOPLE} and value["sha256"] != pointer_digest(value):
-            raise TypeError
+            raise ValueError
         if value["version"] is value["manifest_sha256"] is None and value["sequence"] == 0:  # a first version may wait
             value = {**value, "version": "none", "manifest_sha256": "", "sequence": 1}
-        if any(type(value[name]) is not kind for name, kind in kinds.items()) or value["sequence"] < 1:
-            raise TypeError
-        if any(type(value.get(name, [])) is not list for name in ("former", "withdrawn")):
-            raise TypeError
-        for former in (*value.get("former", ()), *value.get("withdrawn", ())):
-            if {*former} != {"version", "until"} or datetime.fromisoformat(former["until"]).tzinfo is None:
-                raise TypeError
-            check_name(former["version"])
-        if (known := value.get("forgotten")) is not None:
-            kinds = {"documents": int, "sha256": str}
-            if {*known} != {*kinds} or any(type(known[name]) is not kind for name, kind in kinds.items()):
-                raise TypeError
-        check_name(value["version"])
+        check(value, POINTER_SHAPE, "it")
+        former = (*value.get("former", ()), *value.get("withdrawn", ()))
+        if value["sequence"] < 1 or any(datetime.fromisoformat(one["until"]).tzinfo is None for one in former):
+            raise ValueError
+        for one in (value, *former):
+            check_name(one["version"])
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{path}: is not a pointer to a version. {RESTORE}") from error
 
@@ -241,7 +239,7 @@ def check_pointer(value: JsonObject, path: str) -> None:
 RESTORE = "Restore it or remove it, and run again. Without it, pins and decisions are lost."
 OF_PEOPLE = ("candidate", "rejected", "pins", "decisions")
 """Facts of a pointer of which readers know nothing. A digest of all facts is next to them."""
-POINTER_NAMES = {"version", "manifest_sha256", "sequence", "former", "withdrawn", "forgotten", "sha256", *OF_PEOPLE}
+POINTER_NAMES = {*(name.rstrip("?") for name in POINTER_SHAPE), "sha256", *OF_PEOPLE}
 CLOCKS = timedelta(days=1)
 """Clocks of machines that share an output differ by less."""
 

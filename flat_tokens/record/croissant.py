@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from importlib.resources import files
 
 from flat_tokens.annotations import JsonFacts, JsonObject
-from flat_tokens.record.forms import LANGUAGES, LICENCES, column_of, sources_of
+from flat_tokens.record.account import COUNTS
+from flat_tokens.record.forms import LANGUAGES, LICENCES, named, sources_of
 
 CONFORMS_TO = "http://mlcommons.org/croissant/1.1"
 REQUIRED = ("creator", "datePublished", "license", "url")
@@ -40,7 +41,7 @@ def croissant(record: JsonFacts, answers: JsonFacts | None = None) -> JsonObject
         "version": version,
         "isLiveDataset": False,
         "license": _licences(record),
-        "inLanguage": _languages(record),
+        "inLanguage": named(record, LANGUAGES)[:LANGUAGES_NAMED],
         "url": None if run or "://" not in (first["path"] or "") else first["path"],
         "distribution": [*_ledger(run), *(part for k, dataset in enumerate(datasets) for part in _files(k, dataset))],
         "recordSet": [one for one in (_sources(record), _counts(record), _epochs(record), *_columns(datasets)) if one],
@@ -63,15 +64,8 @@ def _base(path: str) -> str:
 
 
 def _licences(record: JsonFacts) -> list[str]:
-    named = [dataset["licence"] for dataset in record["datasets"] if dataset["licence"]]
-    found = column_of(record, LICENCES)
-    return list(dict.fromkeys([*named, *(str(one["value"]) for one in (found[1] if found else ()) if one["value"] is not None)]))
-
-
-def _languages(record: JsonFacts) -> list[str]:
-    found = column_of(record, LANGUAGES)
-    named = [str(one["value"]) for one in (found[1] if found else ()) if one["value"] is not None]
-    return named[:LANGUAGES_NAMED]
+    of_datasets = [dataset["licence"] for dataset in record["datasets"] if dataset["licence"]]
+    return list(dict.fromkeys([*of_datasets, *named(record, LICENCES)]))
 
 
 def _ledger(run: JsonFacts | None) -> list[JsonObject]:
@@ -117,16 +111,13 @@ def _counts(record: JsonFacts) -> JsonObject | None:
         for column, values in record["by"].items()
         for one in values or ()
     ]
-    fields = {"column": str, "value": str, **dict.fromkeys(("documents", "tokens", "stored_tokens", "text_bytes"), int)}
+    fields = {"column": str, "value": str, **dict.fromkeys(COUNTS, int)}
     return _record_set("counts", "Documents and tokens that were seen, by the values of each column.", fields, rows)
 
 
 def _epochs(record: JsonFacts) -> JsonObject | None:
     rows = [{"source": source["name"], **one} for source in record["sources"] for one in source["by_epoch"]]
-    fields = {
-        "source": str,
-        **dict.fromkeys(("first", "last", "rows", "documents", "tokens", "stored_tokens", "text_bytes"), int),
-    }
+    fields = {"source": str, **dict.fromkeys(("first", "last", "rows", *COUNTS), int)}
     return _record_set("epochs", "Each of the epochs from first to last of a source of the run.", fields, rows)
 
 

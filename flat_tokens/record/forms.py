@@ -55,6 +55,12 @@ def column_of(record: Record, names: Sequence[str]) -> tuple[str, list[JsonObjec
     return next(((name, record["by"][name]) for name in names if record["by"].get(name)), None)
 
 
+def named(record: Record, names: Sequence[str]) -> list[str]:
+    """The values of the first of these columns, as texts, without the documents that have none."""
+    _, values = column_of(record, names) or ("", [])
+    return [str(one["value"]) for one in values if one["value"] is not None]
+
+
 def _size(record: Record) -> str | None:
     if not (tokens := record["stored_tokens"]):
         return None
@@ -126,10 +132,8 @@ def _hub_sources(record: Record) -> str | None:
 
 def _domains(record: Record) -> str | None:
     """The tenth of the domains that have the most tokens."""
-    if (found := column_of(record, DOMAINS)) is None:
-        return None
-    named = [one for one in found[1] if one["value"] is not None]
-    return ", ".join(str(one["value"]) for one in named[: -(-len(named) // 10)]) or None
+    domains = named(record, DOMAINS)
+    return ", ".join(domains[: -(-len(domains) // 10)]) or None
 
 
 def _processing(record: Record) -> str | None:
@@ -138,7 +142,8 @@ def _processing(record: Record) -> str | None:
     for dataset in record["datasets"]:
         steps = {step["name"]: step["version"] for source in dataset["sources"] for step in source["steps"] or ()}
         changes = [f"step {name} (version {version})" for name, version in steps.items()]
-        changes += [f"{count:,} documents left out: {reason}" for reason, count in (_skipped(dataset)).items() if count]
+        skipped = (dataset["documents"] or {}).get("skipped") or {}
+        changes += [f"{count:,} documents left out: {reason}" for reason, count in skipped.items() if count]
         changes += ["duplicates dropped"] if dataset["policy"].get("duplicates") == "drop" else []
         if near := dataset["policy"].get("near_duplicates"):
             what = {"drop": "dropped", "keep": "marked"}[near["action"]]
@@ -146,10 +151,6 @@ def _processing(record: Record) -> str | None:
         if changes:
             parts.append(f"{dataset['name']}: {'; '.join(changes)}.")
     return " ".join(parts) or None
-
-
-def _skipped(dataset: JsonFacts) -> Mapping[str, int]:
-    return (dataset["documents"] or {}).get("skipped") or {}
 
 
 def _types(record: Record) -> str | None:

@@ -222,6 +222,18 @@ class Ledger:
                 f"{self.path}: is not a ledger that is understood here ({error}). Restore it from a copy."
             ) from error
 
+    def steps_before(self, step: int | None, remedy: str) -> int:
+        """How many steps the run has before *step*, or in all. ValueError, with a *remedy*, where it has no end and no step is
+        given.
+        """
+        try:
+            last = len(self.mixture())
+        except TypeError:
+            if step is None:
+                raise ValueError(f"{self.path}: the run has no end. Say {remedy}") from None
+            return step
+        return last if step is None else min(step, last)
+
     def edit(self, step: int, sources: Mapping[str, NewSource] | None = None, *, batch_size: int | None = None) -> None:
         """From *step* on, the run has *sources*, all of them, and batches of *batch_size*; without one of them, as before.
 

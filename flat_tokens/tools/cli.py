@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import json
 import os
+import posixpath
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -187,8 +188,8 @@ def existing_prefix(text: str) -> str:
 
 def write_file(path: str, text: str) -> str:
     """Write a file at a path or URL. Returns a sentence that says so."""
-    directory, _, name = path.rpartition("/")
-    Store.at(directory or ("/" if path.startswith("/") else ".")).put(name, text.encode())
+    directory, name = posixpath.split(path)
+    Store.at(directory or ".").put(name, text.encode())
     return f"wrote {path}"
 
 

@@ -117,6 +117,12 @@ class Corpus:
         return dict(self.splits if name is None else [self.split(name)])
 
     @property
+    def counts(self) -> dict[str, int]:
+        """Tokens and sequences of all splits together, for JSON."""
+        splits = self.splits.values()
+        return {"token_count": sum(one.token_count for one in splits), "seq_count": sum(one.seq_count for one in splits)}
+
+    @property
     def provenance(self) -> JsonFacts:
         found: JsonFacts = self.manifest.get("provenance", {})
         return found

@@ -145,8 +145,6 @@ def export_of(
     chosen = options_of(format, options)
     if splits is not None and not splits:
         raise ValueError(f"no split is named; there are {', '.join(SPLITS)}")
-    for name in splits or ():
-        one_of("a split", name, EVERY_SPLIT)
     store = resolve(Store.at(path_or_url))
     there = tuple(source(store.url))
     for name in splits or ():

@@ -92,12 +92,10 @@ def show_below(root: Store, below: list[Below], options: Namespace) -> int:
         if one.corpus is None:
             problems.append({"path": one.url, "problem": one.problem})
             continue
-        splits = one.corpus.splits.values()
-        tokens, sequences = sum(split.token_count for split in splits), sum(split.seq_count for split in splits)
         name, version = one.corpus.provenance.get("name"), version_of(one.corpus)
-        found.append({"path": one.url, "format": one.corpus.format, "name": name, "version": version})
-        found[-1] |= {"token_count": tokens, "seq_count": sequences}
-        rows.append([path, one.corpus.format, name or "", version or "", f"{tokens:,}", f"{sequences:,}"])
+        counts = one.corpus.counts
+        found.append({"path": one.url, "format": one.corpus.format, "name": name, "version": version, **counts})
+        rows.append([path, one.corpus.format, name or "", version or "", *(f"{count:,}" for count in counts.values())])
     heading = f"{root.url}: no dataset itself, {terminal.plural(len(found), 'dataset')} below"
     lines = [heading, "", *terminal.table(rows, "<<<<>>"), *(f"  not read: {one['problem']}" for one in problems)]
     terminal.show(options, {"path": root.url, "datasets": found, "not_read": problems}, lines)

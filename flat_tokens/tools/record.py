@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import posixpath
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -76,7 +77,7 @@ def run(options: Namespace) -> int:
     if options.path.endswith(LEDGER):
         ledger = Ledger.open(options.path, places=dict(options.at), trust_records=options.trust_records)
         digests = sorted({step for several in options.digest for step in several})
-        step = _step(ledger, options.step)
+        step = ledger.steps_before(None, "--step N") if options.step is None else options.step
         record = record_of_run(ledger, step, columns=options.by or None, digests=digests, sizes=sizes, forgotten=forgotten)
     else:
         if options.step is not None or options.digest:
@@ -95,15 +96,6 @@ def run(options: Namespace) -> int:
     return cli.SAME if record["documents"] or record["sources"] else cli.DIFFERENT
 
 
-def _step(ledger: Ledger, step: int | None) -> int:
-    if step is not None:
-        return step
-    try:
-        return len(ledger.mixture())
-    except TypeError:
-        raise ValueError(f"{ledger.path}: the run has no end. Say --step N") from None
-
-
 def _sizes(options: Namespace) -> TokenSizes:
     """The bytes of each token id, by the tokenizer of a dataset."""
 
@@ -118,8 +110,8 @@ def _sizes(options: Namespace) -> TokenSizes:
 
 
 def _answers(path: str) -> dict[str, JsonObject]:
-    directory, _, name = path.rpartition("/")
-    answers = json_object(Store.at(directory or ("/" if path.startswith("/") else ".")).read(name), path)
+    directory, name = posixpath.split(path)
+    answers = json_object(Store.at(directory or ".").read(name), path)
     if unknown := answers.keys() - {"forms", "croissant"}:
         raise ValueError(f"{path}: has {min(unknown)!r}, but answers are of 'forms' and of 'croissant'")
     if wrong := [name for name, given in answers.items() if not isinstance(given, dict)]:

@@ -70,7 +70,7 @@ class Remains:
         yield from self.of_others(versions)
         for key, _ in (self._root / CACHE / "files").listing() if self._root.exists(f"{CACHE}/files") else ():
             if key.partition(".")[0] in files and not key.removesuffix(SIGNATURE).endswith((".json", ".table")):
-                yield f"{CACHE}/files/{key}: is a copy of a source file with forgotten documents, or of one that was read with such"
+                yield f"{CACHE}/files/{key}: is a copy of a source file that holds forgotten documents, or one read with it does"
 
     def _is_complete(self, version: str) -> bool:
         try:

@@ -92,6 +92,8 @@ def reference_order(text: str) -> ReferenceOrder:
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.characters is None:
+        options.characters = 1200 if options.step is None else 160
     if options.path.endswith(".json"):
         return run_ledger(options)
     corpus = cli.corpus_of(options)
@@ -108,12 +110,12 @@ def run(options: argparse.Namespace) -> int:
         (name, options.sequence), split = found, corpus.splits[found[0]]
     if options.step is not None:
         traced: JsonObject = trace_step(corpus, name, split, options, locator, vocabulary)
-        shown = step_lines(traced, 160 if options.characters is None else options.characters, color)
+        shown = step_lines(traced, options.characters, color)
     else:
         traced = trace_one(corpus, name, split, options, locator, vocabulary)
         if problem is not None and traced["text_from"] != "source":
             traced["notes"].append(problem)
-        shown = lines(traced, 1200 if options.characters is None else options.characters, color)
+        shown = lines(traced, options.characters, color)
     terminal.show(options, traced, shown)
     return cli.SAME
 
@@ -137,8 +139,7 @@ def run_ledger(options: argparse.Namespace) -> int:
         found = traced_rows(corpus, where[1], view, {row: int(index[row]) for row in chosen}, locator, vocabulary)
         rows += [{"source": name, **row} for row in found]
     traced = {"path": ledger.path, "step": options.step, "rows": sorted(rows, key=lambda row: int(row["row"]))}
-    color = terminal.wants_color(options.color)
-    terminal.show(options, traced, step_lines(traced, 160 if options.characters is None else options.characters, color))
+    terminal.show(options, traced, step_lines(traced, options.characters, terminal.wants_color(options.color)))
     return cli.SAME
 
 
@@ -386,13 +387,7 @@ def run_seen(options: argparse.Namespace) -> int:
     if options.source not in (None, *ledger.names):
         raise ValueError(f"{ledger.path}: there is no source {options.source!r}; there are {', '.join(ledger.names)}")
     mixture = ledger.mixture()
-    try:
-        last = len(mixture)
-    except TypeError:
-        if options.before is None:
-            raise ValueError(f"{ledger.path}: the run has no end. Say --before STEP") from None
-        last = options.before
-    before = last if options.before is None else min(options.before, last)
+    before = ledger.steps_before(options.before, "--before STEP")
     names = ledger.names if options.source is None else [options.source]
     drawn = dict(zip(ledger.names, mixture.drawn(before).tolist(), strict=True))
     most = None if options.json or not options.limit else options.limit

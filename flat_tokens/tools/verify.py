@@ -94,9 +94,7 @@ def run(options: Namespace) -> int:
     documents: JsonObject = {}
     if not faults:
         corpus = cli.corpus_of(options)
-        splits = corpus.splits.values()
-        tokens, sequences = sum(split.token_count for split in splits), sum(split.seq_count for split in splits)
-        found |= {"path": corpus.url, "kind": corpus.kind, "token_count": tokens, "seq_count": sequences}
+        found |= {"path": corpus.url, "kind": corpus.kind, **corpus.counts}
         if options.sample is not None:
             found["part"] = f"{options.sample.number}/{options.sample.parts}"
             vocabulary, problem = cli.vocabulary_if_any(corpus, options)

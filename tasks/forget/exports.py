@@ -118,12 +118,7 @@ def saw(root: Store, path: str, before: int | None, skip_from: int | None, holde
     """
     ledger = Ledger.open(path)
     mixture = ledger.mixture()
-    try:
-        last = len(mixture) if before is None else min(before, len(mixture))
-    except TypeError:
-        if before is None:
-            raise ValueError(f"{ledger.path}: the run has no end. Say --before STEP, or --skip-from STEP") from None
-        last = before
+    last = ledger.steps_before(before, "--before STEP, or --skip-from STEP")
     versions = {_place(version_store(root, of.version).url): of for of in holders}
     documents, visits, steps, sources = 0, 0, [np.empty(0, np.int64)], dict[str, str]()
     for name in ledger.names:
