@@ -27,3 +27,10 @@ def change_file(path: Path, row: Any) -> None:
     value = json.loads(path.read_bytes())
     change(value, row)
     path.write_text(json.dumps(value))
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)

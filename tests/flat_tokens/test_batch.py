@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flat_tokens import MAX_TOKEN_ID, TokenBatch
@@ -28,31 +28,6 @@ def test_the_worked_example_byte_for_byte():
         "03000000 04000000 07000000 08000000 0a000000 0d000000 0e000000 10000000"
     )
     assert batch.seq_starts.tobytes() == bytes.fromhex("0000000000000000 0200000000000000 0500000000000000 0800000000000000")
-
-
-@pytest.mark.parametrize(
-    ("sequences", "encoded", "seq_starts"),
-    [
-        ([], [], [0]),
-        ([[]], [], [0, 0]),
-        ([[], [], []], [], [0, 0, 0, 0]),
-        ([[], [5]], [11], [0, 0, 1]),
-        ([[5], []], [11], [0, 1, 1]),
-        ([[5], [], [6]], [11, 13], [0, 1, 1, 2]),
-        ([[], [], [5, 6], [], [], [7], []], [11, 12, 15], [0, 0, 0, 2, 2, 2, 3, 3]),
-        ([[0], [MAX_TOKEN_ID, 0, MAX_TOKEN_ID]], [1, 2**32 - 1, 0, 2**32 - 2], [0, 1, 4]),
-    ],
-    ids=["none at all", "one", "only empties", "start", "end", "middle", "everywhere", "the smallest and the largest id"],
-)
-def test_empty_sequences_repeat_an_entry_and_mark_no_token(sequences, encoded, seq_starts):
-    batch = TokenBatch.from_sequences(sequences)
-    assert batch.encoded_tokens.tolist() == encoded
-    assert batch.encoded_tokens.dtype == np.uint32
-    assert batch.seq_starts.tolist() == seq_starts
-    assert batch.seq_starts.dtype == np.uint64
-    assert [sequence.tolist() for sequence in batch.sequences()] == sequences
-    assert (batch.token_count, batch.seq_count) == (len(encoded), len(sequences))
-    assert batch.max_token_id == max((i for sequence in sequences for i in sequence), default=0)
 
 
 TOO_LARGE = [2**31, 2**32 - 1, 2**32, 2**62, 2**63, 2**64 - 1, 2**64]
@@ -89,6 +64,7 @@ def test_arrays_of_any_integer_type_are_sequences(dtype):
     assert batch.encoded_tokens.tolist() == [3, 254, 2**32 - 1]
 
 
+@example([[], [], [0], [], [MAX_TOKEN_ID, 0, MAX_TOKEN_ID], []])
 @given(ragged)
 def test_every_sentence_of_the_format_holds(sequences):
     """Against plain integers: id * 2 + 1 where the token starts a sequence, id * 2 elsewhere."""
@@ -96,6 +72,8 @@ def test_every_sentence_of_the_format_holds(sequences):
     assert batch.encoded_tokens.tolist() == [
         token * 2 + (position == 0) for sequence in sequences for position, token in enumerate(sequence)
     ]
+    assert (batch.encoded_tokens.dtype, batch.seq_starts.dtype) == (np.uint32, np.uint64)
+    assert (batch.token_count, batch.seq_count) == (sum(map(len, sequences)), len(sequences))
     assert batch.seq_starts.tolist() == [sum(len(s) for s in sequences[:i]) for i in range(len(sequences) + 1)]
     assert batch.max_token_id == max((token for sequence in sequences for token in sequence), default=0)
     assert [sequence.tolist() for sequence in batch.sequences()] == sequences

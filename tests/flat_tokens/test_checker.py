@@ -12,6 +12,7 @@ import pickle
 import re
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from flat_tokens.arrays.layouts import group_metadata
 from flat_tokens.manifest import history_digest, manifest_bytes, read_manifest
 from flat_tokens.stores.store import Store
 from flat_tokens.writer import ArrayWriter, commit, put_metadata, write_dataset
-from tests.damage import change_file
+from tests.damage import change_file, flip
 from tests.examples import examples, first_fast
 from tests.flat_tokens.test_reader import ENCODED, NAMES, SEQUENCES
 from tests.made import write_sequences
@@ -55,7 +56,7 @@ def publish(
     starts: list[int] = STARTS,
     max_token_id: int = 8,
     manifest: bool = True,
-) -> None:
+) -> Path:
     """A dataset of exactly these arrays, right or wrong, with sound objects and a manifest that agrees with them."""
     store, objects = Store.at(root), []
     arrays = {"encoded_tokens": (encoded, layout.encoded_tokens), "seq_starts": (starts, layout.seq_starts)}
@@ -70,6 +71,7 @@ def publish(
         totals = dict.fromkeys(("train", "validation"), counts)
         store.put("manifest.json", manifest_bytes(objects, totals, layout.name, {}))
     commit(store, layout)
+    return root
 
 
 @pytest.fixture(params=NAMES)
@@ -79,8 +81,7 @@ def layout(request: pytest.FixtureRequest) -> Layout:
 
 @pytest.fixture
 def dataset(tmp_path: Path, layout: Layout) -> Path:
-    publish(tmp_path / "dataset", layout)
-    return tmp_path / "dataset"
+    return publish(tmp_path / "dataset", layout)
 
 
 def tokens_object(dataset: Path, i: int) -> Path:
@@ -113,29 +114,28 @@ def test_a_good_dataset_passes(dataset):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_written_dataset_passes(tmp_path, name):
-    write_sequences(tmp_path / "dataset", SEQUENCES, layout=name, provenance={"from": "here"})
-    verification = verify(tmp_path / "dataset", "full")
+    dataset = write_sequences(tmp_path / "dataset", SEQUENCES, layout=name, provenance={"from": "here"})
+    verification = verify(dataset, "full")
     assert (verification.token_count, verification.seq_count) == (8, 4)
-    manifest = json.loads((tmp_path / "dataset/manifest.json").read_text())
+    manifest = json.loads((dataset / "manifest.json").read_text())
     assert manifest["format"] == "flat-tokens"
     assert manifest["format_version"] == 1
     assert manifest["layout"] == name
     assert manifest["provenance"] == {"from": "here"}
     assert manifest["totals"]["train"] == {"token_count": 8, "seq_count": 4, "max_token_id": 8}
     assert [o["key"] for o in manifest["objects"]] == sorted(
-        str(path.relative_to(tmp_path / "dataset"))
+        str(path.relative_to(dataset))
         for split in ("train", "validation")
-        for path in (tmp_path / "dataset" / split).rglob("*")
+        for path in (dataset / split).rglob("*")
         if path.is_file()
     )
     for described in manifest["objects"]:
-        data = (tmp_path / "dataset" / described["key"]).read_bytes()
+        data = (dataset / described["key"]).read_bytes()
         assert described == {"key": described["key"], "size": len(data), "blake3": blake3(data).hexdigest()}
 
 
 def test_a_dataset_without_a_manifest_is_checked_against_the_format(tmp_path, layout):
-    publish(tmp_path / "dataset", layout, manifest=False)
-    assert verify(tmp_path / "dataset", "full")[2:] == (0, 0, 16, 8)
+    assert verify(publish(tmp_path, layout, manifest=False), "full")[2:] == (0, 0, 16, 8)
 
 
 def test_nothing_published_is_a_file_not_found_error(dataset):
@@ -187,9 +187,7 @@ def test_an_older_dataset_is_checked_by_its_sha256(dataset):
         one["sha256"] = hashlib.sha256((dataset / one["key"]).read_bytes()).hexdigest()
     (dataset / "manifest.json").write_text(json.dumps(manifest))
     assert flat_tokens.verify(dataset, "full").object_count == len(manifest["objects"])
-    key = manifest["objects"][0]["key"]
-    data = (dataset / key).read_bytes()
-    (dataset / key).write_bytes(bytes([data[0] ^ 1]) + data[1:])
+    flip(dataset / (key := manifest["objects"][0]["key"]))
     assert f"{key} has sha256" in refused(dataset)
 
 
@@ -197,8 +195,7 @@ def test_a_flipped_byte_anywhere_is_named_by_full(dataset):
     """quick reads no data; full names every object whose digest has changed, whichever it is."""
     for path in sorted(p for p in dataset.rglob("*") if p.is_file() and p.parent != dataset):
         good = path.read_bytes()
-        middle = len(good) // 2
-        path.write_bytes(good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :])
+        flip(path)
         assert f"{path.relative_to(dataset)} has blake3" in refused(dataset)
         path.write_bytes(good)
     tokens_object(dataset, 0).write_bytes(bytes(tokens_object(dataset, 0).stat().st_size))
@@ -226,17 +223,17 @@ def test_a_flipped_byte_anywhere_is_named_by_full(dataset):
     ],
 )
 def test_what_breaks_a_sentence_of_the_format_is_named_by_full(tmp_path, layout, wrong, complaint):
-    publish(tmp_path / "dataset", layout, **wrong)
-    assert complaint in refused(tmp_path / "dataset")
-    assert "blake3" not in refused(tmp_path / "dataset")
-    verify(tmp_path / "dataset", "quick")
+    said = refused(dataset := publish(tmp_path / "dataset", layout, **wrong))
+    assert complaint in said
+    assert "blake3" not in said
+    verify(dataset, "quick")
 
 
 def test_an_unreadable_inner_chunk_is_named_without_a_manifest(tmp_path, layout):
-    publish(tmp_path / "dataset", layout, manifest=False)
-    path = tokens_object(tmp_path / "dataset", 0)
+    dataset = publish(tmp_path / "dataset", layout, manifest=False)
+    path = tokens_object(dataset, 0)
     path.write_bytes(bytes(path.stat().st_size))
-    assert str(path) in refused(tmp_path / "dataset")
+    assert str(path) in refused(dataset)
 
 
 ragged = st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=12)
@@ -503,16 +500,11 @@ def test_a_changed_or_missing_manifest_is_named(tmp_path, level):
     ],
 )
 def test_a_manifest_of_junk_is_a_named_error(tmp_path, junk):
-    publish(tmp_path / "dataset", in_small_objects("mmap"))
-    (tmp_path / "dataset/manifest.json").write_text(junk)
-    attempts = [
-        lambda: verify(tmp_path / "dataset", "quick"),
-        lambda: verify(tmp_path / "dataset", "full"),
-        lambda: read_manifest(Store.at(tmp_path / "dataset")),
-    ]
-    for attempt in attempts:
-        with refusal(f"{tmp_path}/dataset/manifest.json: is not a manifest that is understood here"):
-            attempt()
+    dataset = publish(tmp_path / "dataset", in_small_objects("mmap"))
+    (dataset / "manifest.json").write_text(junk)
+    for attempt in (verify, partial(verify, level="full"), lambda path: read_manifest(Store.at(path))):
+        with refusal(f"{dataset}/manifest.json: is not a manifest that is understood here"):
+            attempt(dataset)  # type: ignore[operator]
 
 
 STORED = {"key": "a", "size": 1, "sha256": ""}
@@ -566,22 +558,19 @@ FILE = {"name": "a", "size": 1, "sha256": ""}
     ],
 )
 def test_a_value_of_another_type_in_a_manifest_is_a_named_error(tmp_path, at, value):
-    write_sequences(tmp_path / "dataset", SEQUENCES)
-    path = tmp_path / "dataset/manifest.json"
-    manifest = json.loads(path.read_text())
+    path = write_sequences(tmp_path / "dataset", SEQUENCES) / "manifest.json"
     *above, name = at.split(".")
-    functools.reduce(operator.getitem, above, manifest)[name] = value
-    path.write_text(json.dumps(manifest))
+    change_file(path, lambda manifest: functools.reduce(operator.getitem, above, manifest).update({name: value}))
     with refusal(rf"{path}: is not a manifest that is understood here \(.+\)\. Restore it"):
-        read_manifest(Store.at(tmp_path / "dataset"))
+        read_manifest(Store.at(path.parent))
 
 
 def test_a_manifest_may_say_more_than_is_understood_and_less(tmp_path):
     """Null stands for what is not known."""
     source = {"name": "a", "revision": None, "files": [FILE], "more": [1]}
     said = {"name": None, "sources": [source], "tokenizer": {"digest": None}, "more": {"a": 1.5}}
-    write_sequences(tmp_path / "dataset", SEQUENCES, provenance=said)
-    assert read_manifest(Store.at(tmp_path / "dataset"))["provenance"] == said
+    dataset = write_sequences(tmp_path / "dataset", SEQUENCES, provenance=said)
+    assert read_manifest(Store.at(dataset))["provenance"] == said
 
 
 def test_a_dataset_whose_manifest_could_not_be_read_is_not_written(tmp_path):
@@ -593,14 +582,14 @@ def test_a_dataset_whose_manifest_could_not_be_read_is_not_written(tmp_path):
 @pytest.mark.parametrize("key", ["../pipe", "{tmp_path}/pipe", "train/../../pipe", "", "train//zarr.json", "..\\pipe"])
 def test_a_manifest_that_names_files_elsewhere_is_refused(tmp_path, key):
     """A named pipe would block for ever who reads it."""
-    publish(tmp_path / "dataset", in_small_objects("mmap"))
+    dataset = publish(tmp_path / "dataset", in_small_objects("mmap"))
     os.mkfifo(tmp_path / "pipe")
     named = {"key": key.format(tmp_path=tmp_path), "size": 0, "sha256": hashlib.sha256(b"").hexdigest()}
-    change_file(tmp_path / "dataset/manifest.json", lambda manifest: manifest["objects"].append(named))
+    change_file(dataset / "manifest.json", lambda manifest: manifest["objects"].append(named))
     with refusal(r"manifest.json: is not a manifest that .* is not a name of an object below it"):
-        read_manifest(Store.at(tmp_path / "dataset"))
+        read_manifest(Store.at(dataset))
     for level in ("quick", "full"):
-        assert "is not a name of an object below it" in refused(tmp_path / "dataset", level)
+        assert "is not a name of an object below it" in refused(dataset, level)
 
 
 # The reference writer's dataset, which has no manifest
@@ -624,9 +613,9 @@ def told_of(dataset: Path, level: Any) -> list[Checked]:
 @pytest.mark.parametrize("manifest", [True, False])
 def test_a_full_check_tells_how_much_it_has_read_of_all(tmp_path, layout, manifest):
     """Every object once for its digest; for the format, two splits of eight tokens and five entries each."""
-    publish(tmp_path / "dataset", layout, manifest=manifest)
-    stored = verify(tmp_path / "dataset").byte_count
-    told = told_of(tmp_path / "dataset", "full")
+    dataset = publish(tmp_path / "dataset", layout, manifest=manifest)
+    stored = verify(dataset).byte_count
+    told = told_of(dataset, "full")
     assert told[0] == (0, stored + 2 * (8 * 4 + 5 * 8), 0)
     assert told[-1] == (told[0].of, told[0].of, 0)
     assert [now.byte_count for now in told] == sorted(now.byte_count for now in told)
@@ -638,9 +627,7 @@ def test_a_quick_check_reads_nothing_that_counts(dataset):
 
 def test_faults_are_told_of_when_they_are_found(dataset):
     for i in range(2):
-        data = bytearray(tokens_object(dataset, i).read_bytes())
-        data[0] ^= 1
-        tokens_object(dataset, i).write_bytes(data)
+        flip(tokens_object(dataset, i))
     told = told_of(dataset, "full")
     assert [now.faults for now in told] == sorted(now.faults for now in told)
     with pytest.raises(DamagedError) as damaged:
@@ -652,17 +639,17 @@ def test_faults_are_told_of_when_they_are_found(dataset):
 
 
 def test_a_check_ends_with_the_tenth_fault(tmp_path):
-    publish(tmp_path / "dataset", in_small_objects("zarr2"))
-    for i in range(12):
-        (tmp_path / f"dataset/train/more-{i}").touch()
+    dataset = publish(tmp_path, in_small_objects("zarr2"))
+    more = [dataset / f"train/more-{i}" for i in range(12)]
+    for path in more:
+        path.touch()
     with pytest.raises(DamagedError, match="10 or more faults") as damaged:
-        verify(tmp_path / "dataset")
+        verify(dataset)
     assert len(damaged.value.faults) == 10
-    (tmp_path / "dataset/train/more-0").rename(tmp_path / "alone")
-    for i in range(2, 12):
-        (tmp_path / f"dataset/train/more-{i}").unlink()
+    for path in more[1:]:
+        path.unlink()
     with refusal(": 1 fault:", DamagedError):
-        verify(tmp_path / "dataset")
+        verify(dataset)
 
 
 def test_a_number_that_no_key_signs_is_refused(dataset):

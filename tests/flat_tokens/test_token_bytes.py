@@ -14,11 +14,10 @@ import flat_tokens
 from flat_tokens.manifest import TokenBytes, read_manifest, read_token_bytes
 from flat_tokens.stores.store import Store
 from flat_tokens.vocabulary import load_vocabulary, token_bytes
-from flows.pipelines.derive import derive
 from flows.pipelines.forget import forget
-from flows.runners.processes import Threads
-from tasks.derive.request import DeriveRequest, ForgetRequest
+from tasks.derive.request import ForgetRequest
 from tests.damage import change_file
+from tests.faults.support import derive_here
 from tests.flat_tokens.demo import TOKENIZER
 from tests.flat_tokens.test_vocabulary import rank_file
 from tests.refusal import refusal
@@ -91,10 +90,7 @@ def test_every_version_that_is_built_has_them(version):
 def test_datasets_made_of_datasets_have_those_of_the_first_that_has_them(version, tmp_path):
     old = without(version, tmp_path / "old")
     for inputs, has_them in (([old, version], True), ([old], False)):
-        output = tmp_path / f"merged-{len(inputs)}"
-        request = {"operation": {"operation": "merge"}, "inputs": [str(path) for path in inputs], "output": str(output)}
-        with Threads(2) as runner:
-            made = derive(DeriveRequest.model_validate(request), runner)
+        made = derive_here("merge", *inputs, output=tmp_path / f"merged-{len(inputs)}")
         assert Path(made.path, "token_bytes.json").is_file() == has_them
     merged = flat_tokens.open(tmp_path / "merged-2")
     assert merged.token_bytes.tolist() == flat_tokens.open(version).token_bytes.tolist()
@@ -144,8 +140,7 @@ def test_a_version_of_an_earlier_release_says_how_they_are_had(version, tmp_path
     ],
 )
 def test_a_damaged_record_is_refused_by_its_name(version, tmp_path, changes, message):
-    copy = tmp_path / "copy"
-    shutil.copytree(version, copy)
+    copy = shutil.copytree(version, tmp_path / "copy")
     change_file(copy / "token_bytes.json", changes)
     with refusal(rf"token_bytes\.json: does not tell .*{message}"):
         _ = flat_tokens.open(copy).token_bytes
@@ -154,8 +149,7 @@ def test_a_damaged_record_is_refused_by_its_name(version, tmp_path, changes, mes
 
 
 def test_a_record_with_other_white_space_is_found(version, tmp_path):
-    copy = tmp_path / "copy"
-    shutil.copytree(version, copy)
+    copy = shutil.copytree(version, tmp_path / "copy")
     record = copy / "token_bytes.json"
     record.write_text(record.read_text().replace(": ", ":\t", 1))
     flat_tokens.verify(copy)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import pickle
 import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,18 +38,23 @@ def train(tmp_path: Path) -> FlatTokens:
     return written(tmp_path / "d", np.random.default_rng(0).integers(1, 30, 60).tolist())
 
 
-def built(make: Any, ranks: int, rank: int, rows: int = 2, **changed: Any) -> DataLoader:
-    """As the trainer builds it."""
-    return Config(batches=make).build(
-        dp_world_size=ranks, dp_rank=rank, tokenizer=None, seq_len=CONTEXT, local_batch_size=rows, **changed
-    )
+Built = Callable[..., DataLoader]
 
 
-def shuffled(train: FlatTokens, **settings: Any) -> Any:
-    def batches(length: int, batch_size: int, start: int) -> ByStep:
-        return ShuffledLoader(train.packed(length, overlap=1), batch_size, 7, epochs=None, start=start, **settings)
+@pytest.fixture
+def built() -> Iterator[Built]:
+    """Makes loaders as the trainer builds them."""
+    with ExitStack() as stack:
 
-    return batches
+        def build(make: Any, ranks: int = 1, rank: int = 0, rows: int = 2) -> DataLoader:
+            told = {"dp_world_size": ranks, "dp_rank": rank, "tokenizer": None, "seq_len": CONTEXT, "local_batch_size": rows}
+            return stack.enter_context(closing(Config(batches=make).build(**told)))
+
+        yield build
+
+
+def shuffled(train: FlatTokens) -> Callable[[int, int, int], ByStep]:
+    return lambda length, rows, start: ShuffledLoader(train.packed(length, overlap=1), rows, 7, epochs=None, start=start)
 
 
 def expected_of(tokens: list[int], counts: list[bool] | None = None) -> tuple[list[int], list[int], list[int]]:
@@ -60,8 +68,8 @@ def expected_of(tokens: list[int], counts: list[bool] | None = None) -> tuple[li
     return tokens[:-1], positions[:-1], labels
 
 
-def test_rows_are_inputs_positions_and_labels(train):
-    with_one = built(shuffled(train), 1, 0)
+def test_rows_are_inputs_positions_and_labels(train, built):
+    with_one = built(shuffled(train))
     loader = shuffled(train)(CONTEXT + 1, 2, 0)
     for step in range(30):
         inputs, labels = next(with_one)
@@ -69,22 +77,15 @@ def test_rows_are_inputs_positions_and_labels(train):
         assert {str(tensor.dtype) for tensor in (*inputs.values(), labels)} == {"torch.int64"}
         rows = [expected_of(row) for row in loader[step].targets.tolist()]
         assert [*zip(inputs["input"].tolist(), inputs["positions"].tolist(), labels.tolist(), strict=True)] == rows
-    with_one.close()
 
 
-def test_packs_and_masks_are_trained_on_where_they_count(tmp_path):
+def test_packs_and_masks_are_trained_on_where_they_count(tmp_path, built):
     lengths = np.random.default_rng(1).integers(1, 16, 60).tolist()
     train = written(tmp_path / "masked", lengths, masked=True)
     mask = dict(zip((train.slice(0, train.token_count) >> 1).tolist(), train.mask(0, train.token_count).tolist(), strict=True))
 
-    def packed(length: int, batch_size: int, start: int) -> ByStep:
-        return ShuffledLoader(train.packed(length), batch_size, 1, epochs=None, start=start)
-
-    def packs(length: int, batch_size: int, start: int) -> ByStep:
-        return ShuffledLoader(train.packed_documents(length, padding_idx=9), batch_size, 1, epochs=None, start=start)
-
-    for make in (packed, packs):
-        loader = built(make, 1, 0)
+    for view in (train.packed, partial(train.packed_documents, padding_idx=9)):
+        loader = built(lambda length, rows, start, view=view: ShuffledLoader(view(length), rows, 1, epochs=None, start=start))
         for _ in range(20):
             inputs, labels = next(loader)
             for tokens, positions, targets in zip(
@@ -97,7 +98,6 @@ def test_packs_and_masks_are_trained_on_where_they_count(tmp_path):
                         assert positions[k] <= tokens[k] % 100
                     elif k + 1 < len(tokens) and tokens[k + 1] != 9 and tokens[k + 1] == tokens[k] + 1:
                         assert not mask[tokens[k + 1]]
-        loader.close()
 
 
 def rows_of(loaders: list[DataLoader]) -> list[list[int]]:
@@ -109,18 +109,17 @@ RANKS = ((1, 16), (2, 8), (3, 2), (4, 1), (8, 2), (16, 1), (16, 3))
 
 @pytest.mark.parametrize("kind", ["shuffled", "mixture"])
 @pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=NIGHTLY)], ids=["some", "all"])
-def test_a_run_goes_on_at_every_step_with_1_to_16_ranks_and_other_batch_sizes(train, kind, is_whole):
+def test_a_run_goes_on_at_every_step_with_1_to_16_ranks_and_other_batch_sizes(train, built, kind, is_whole):
     def mixed(length: int, batch_size: int, start: int) -> ByStep:
         sources = {"a": (train.packed(length), 0.7), "b": (train.packed(length, bos=1), 0.3)}
         return Mixture(sources, batch_size, 5, start=start)
 
     make = shuffled(train) if kind == "shuffled" else mixed
-    whole = built(make, 1, 0, rows=16)
+    whole = built(make, rows=16)
     states, stream = [], []
     for _ in range(6):
         states.append(json.loads(json.dumps(whole.state_dict())))
         stream += rows_of([whole])
-    whole.close()
     for step, state in enumerate(states):
         at = state["position"]
         some = ((1, 16), (3, 2), (16, 3)) if step % 2 else ((2, 8), (4, 1), (8, 2))
@@ -135,32 +134,25 @@ def test_a_run_goes_on_at_every_step_with_1_to_16_ranks_and_other_batch_sizes(tr
                 loader.close()
 
 
-def test_a_ledger_goes_on_by_its_steps(train, tmp_path):
+def test_a_ledger_goes_on_by_its_steps(train, built, tmp_path):
     views = {"a": (train.packed(CONTEXT + 1), 0.5), "b": (train.packed(CONTEXT + 1, bos=1), 0.5)}
     ledger = Ledger.create(tmp_path / "run.json", views, batch_size=4)
     ledger.edit(3, {"a": 0.1, "b": 0.9})
 
-    def batches(length: int, batch_size: int, start: int) -> ByStep:
+    def batches(*_: int) -> ByStep:
         return Ledger.open(tmp_path / "run.json").mixture()
 
-    first = built(batches, 1, 0, rows=4)
+    first = built(batches, rows=4)
     for _ in range(5):
         next(first)
     again = built(batches, 2, 1, rows=2)
     again.load_state_dict(first.state_dict())
     assert next(again)[0]["input"].tolist() == next(first)[0]["input"][2:].tolist()
-    for loader in (first, again):
-        loader.close()
 
 
-def test_the_end_is_that_of_the_loader(train):
-    def once(length: int, batch_size: int, start: int) -> ByStep:
-        return ShuffledLoader(train.packed(length), batch_size, drop_last=True, start=start)
-
-    loader = built(once, 1, 0)
-    count = sum(1 for _ in loader)
-    assert count == len(train.packed(CONTEXT + 1)) // 2
-    loader.close()
+def test_the_end_is_that_of_the_loader(train, built):
+    loader = built(lambda length, rows, start: ShuffledLoader(train.packed(length), rows, drop_last=True, start=start))
+    assert sum(1 for _ in loader) == len(train.packed(CONTEXT + 1)) // 2
 
 
 OLD = {"seq_len": CONTEXT, "local_batch_size": 4}
@@ -180,7 +172,7 @@ def test_each_trainer_gets_the_dimensions_that_it_takes(train):
     assert old.state_dict() == new.state_dict()
     for loader in (old, new):
         loader.close()
-    assert json.loads(json.dumps(config.to_dict()))["batches"].endswith("shuffled.<locals>.batches")
+    assert json.loads(json.dumps(config.to_dict()))["batches"].endswith("shuffled.<locals>.<lambda>")
 
 
 @pytest.mark.parametrize(
@@ -197,22 +189,14 @@ def test_sizes_that_are_not_known_are_refused(train, sizes, error, words):
         Config(batches=shuffled(train)).build(dp_world_size=1, dp_rank=0, **sizes)
 
 
-def test_what_does_not_fit_the_trainer_is_refused(train):
-    def short(length: int, batch_size: int, start: int) -> ByStep:
-        return ShuffledLoader(train.packed(length - 1), batch_size, epochs=None, start=start)
-
-    def deaf(length: int, batch_size: int, start: int) -> ByStep:
-        return ShuffledLoader(train.packed(length), batch_size, epochs=None)
-
-    loader = built(short, 1, 0)
+def test_what_does_not_fit_the_trainer_is_refused(train, built):
+    short = built(lambda length, rows, start: ShuffledLoader(train.packed(length - 1), rows, epochs=None, start=start))
     with refusal("a batch has 2 rows of 15 tokens here, but the trainer takes 2 of 16"):
-        next(loader)
-    loader.close()
-    loader = built(deaf, 1, 0, rows=4)
+        next(short)
+    loader = built(lambda length, rows, start: ShuffledLoader(train.packed(length), rows, epochs=None), rows=4)
     with refusal("no step of the loader begins at sample 6, where the run was stopped"):
         loader.load_state_dict({"version": 1, "position": 6})
     with refusal("version None, but this is version 1"):
         loader.load_state_dict({"dp_rank_0": {}})
     loader.load_state_dict({})
     assert loader.state_dict()["position"] == 0
-    loader.close()

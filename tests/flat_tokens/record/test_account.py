@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import flat_tokens
 from flat_tokens import FillInMiddle, Ledger, Mixture, Schedule, TokenBatch, write_dataset
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import columns_of
+from flat_tokens.forgotten import LIST, Forgotten
 from flat_tokens.manifest import SPLITS, dataset_of, read_manifest
 from flat_tokens.record import account
 from flat_tokens.record.account import record_of_dataset, record_of_run
@@ -25,7 +28,9 @@ from flat_tokens.rows.mixture import EpochRows
 from flat_tokens.rows.phases import Edit
 from flat_tokens.rows.seen import bytes_seen, tokens_seen
 from flat_tokens.stores.store import Store
-from tests.flat_tokens.record.corpora import COLUMNS
+from flows.pipelines.forget import forget
+from tasks.derive.request import ForgetRequest
+from tests.flat_tokens.record.corpora import COLUMNS, build_corpus
 from tests.flat_tokens.rows.rows_by_number import Numbers
 from tests.made import write_sequences
 from tests.refusal import refusal
@@ -182,20 +187,29 @@ class Facts:
         self.columns |= {name: [row[name] for row in kept] for name in COLUMNS}
 
 
-def counted(facts: dict[str, Facts], seen: dict[tuple[str, int], int], by: str | None = None) -> dict[Any, list[int]]:
-    """Documents, tokens and stored tokens by a column, of the tokens of (split, document)."""
+NAMES = ("documents", "tokens", "stored_tokens")
+Seen = Mapping[tuple[str, str, int], int]
+"""The tokens of documents: of a dataset, a split, a number."""
+
+
+def counted(facts: dict[tuple[str, str], Facts], seen: Seen, by: str | None = None) -> dict[Any, list[int]]:
+    """Documents, tokens and stored tokens by a column."""
     found = {}
-    for (split, document), tokens in seen.items():
-        value = None if by is None else facts[split].columns[by][document]
+    for (dataset, split, document), tokens in seen.items():
+        its = facts[dataset, split]
+        value = None if by is None else its.columns[by][document]
         sums = found.setdefault((type(value), value), [0, 0, 0])
-        for k, amount in enumerate((1, tokens, facts[split].lengths[document])):
+        for k, amount in enumerate((1, tokens, its.lengths[document])):
             sums[k] += amount
     return found
 
 
-def listed(values: list[dict[str, Any]]) -> dict[Any, list[int]]:
-    names = ("documents", "tokens", "stored_tokens")
-    return {(type(one["value"]), one["value"]): [one[name] for name in names] for one in values}
+def check_counts(record: dict[str, Any], facts: dict[tuple[str, str], Facts], seen: Seen, *columns: str) -> None:
+    """The counts of a record, or of a source in it, in all and by columns."""
+    assert [[record[name] for name in NAMES]] == list((counted(facts, seen) or {None: [0, 0, 0]}).values())
+    for column in ("source", "language", "licence", "score", "good", *columns):
+        listed = {(type(one["value"]), one["value"]): [one[name] for name in NAMES] for one in record["by"][column]}
+        assert listed == counted(facts, seen, column)
 
 
 RUNS: dict[str, dict[str, tuple[str, str, str, dict[str, Any]]]] = {
@@ -229,25 +243,18 @@ def test_a_run_has_seen_what_was_in_its_batches(corpora, tmp_path, name):
     ledger.edit(11, {min(views, key=lambda source: source != "b"): 1}, batch_size=4)
     ledger.edit(14, dict.fromkeys(views, 1.0))
     mixture, each = ledger.mixture(), {source: owners(view) for source, view in views.items()}
-    facts = {source: {split: Facts(corpora[of[0]], split) for split in SPLITS} for source, of in RUNS[name].items()}
+    facts = {(of[0], split): Facts(corpora[of[0]], split) for of in RUNS[name].values() for split in SPLITS}
     for step in (0, 3, 12, 60):
         record = record_of_run(ledger, step, sizes=sizes)
-        together = {}
+        together = Counter()
         for found in record["sources"]:
             source = found["name"]
-            dataset, split, _, _ = RUNS[name][source]
-            seen = Counter()
-            by_epoch = drawn_one_by_one(mixture, step, source)
-            for rows in by_epoch.values():
-                for row in rows:
-                    seen.update({(split, document): n for document, n in each[source][row].items() if n})
-            assert [found[key] for key in ("documents", "tokens", "stored_tokens")] == counted(facts[source], seen).get(
-                (type(None), None), [0, 0, 0]
-            )
+            seen, by_epoch = Counter(), drawn_one_by_one(mixture, step, source)
+            for row in itertools.chain(*by_epoch.values()):
+                seen.update({(*RUNS[name][source][:2], document): n for document, n in each[source][row].items() if n})
+            check_counts(found, facts, seen)
             assert found["text_bytes"] == found["tokens"]
             assert found["samples"] == sum(map(len, by_epoch.values()))
-            for column in ("source", "language", "licence", "score", "good"):
-                assert listed(found["by"][column]) == counted(facts[source], seen, column)
             for epochs in found["by_epoch"]:
                 for epoch in range(epochs["first"], epochs["last"] + 1):
                     rows = by_epoch.pop(epoch)
@@ -256,19 +263,9 @@ def test_a_run_has_seen_what_was_in_its_batches(corpora, tmp_path, name):
                     assert epochs["documents"] == len([n for n in in_epoch.values() if n])
                     assert epochs["tokens"] == sum(in_epoch.values())
             assert by_epoch == {}
-            for (_, document), tokens in seen.items():
-                key = (dataset, split, document)
-                together[key] = together.get(key, 0) + tokens
-        assert (record["documents"], record["tokens"]) == (len(together), sum(together.values()))
+            together += seen
+        check_counts(record, facts, together, "split")
         assert record["run"]["samples"] == mixture.position(step)
-        for column in ("source", "split", "language", "licence", "score", "good"):
-            expected = {}
-            for dataset in {key[0] for key in together}:
-                its = {(split, document): n for (of, split, document), n in together.items() if of == dataset}
-                some = next(facts[source] for source, of in RUNS[name].items() if of[0] == dataset)
-                for value, sums in counted(some, its, column).items():
-                    expected[value] = [a + b for a, b in zip(expected.get(value, [0, 0, 0]), sums, strict=True)]
-            assert listed(record["by"][column]) == expected
 
 
 def test_a_record_is_json_and_the_same_each_time(corpora, tmp_path):
@@ -307,10 +304,8 @@ def test_a_version_is_a_run_that_saw_each_document_once(corpora):
     assert [(one["name"], one["documents"]) for one in record["sources"]] == [(s, totals[s]["seq_count"]) for s in SPLITS]
     by_source = {one["value"]: one["text_bytes"] for one in record["by"]["source"]}
     assert by_source == {one["name"]: one["text_bytes"] for one in totals["documents"]["by_source"]}
-    facts = {split: Facts(corpora["one"], split) for split in SPLITS}
-    seen = {(split, k): n for split in SPLITS for k, n in enumerate(facts[split].lengths)}
-    for column in ("source", "split", "language", "licence", "good"):
-        assert listed(record["by"][column]) == counted(facts, seen, column)
+    facts = {("one", split): Facts(corpora["one"], split) for split in SPLITS}
+    check_counts(record, facts, {(*of, k): n for of, one in facts.items() for k, n in enumerate(one.lengths)}, "split")
     (dataset,) = record["datasets"]
     assert (dataset["name"], dataset["licence"], dataset["version"]) == ("one", "odc-by", corpora["one"].name)
     assert record_of_dataset(corpora["one"])["text_bytes"] is None
@@ -324,7 +319,8 @@ def test_a_dataset_without_records_has_documents_without_a_source(tmp_path, corp
     ledger = Ledger.create(tmp_path / "run.json", {"plain": (views[0], 1), "one": (views[1], 1)}, 8)
     found = record_of_run(ledger, 2)
     of_plain = found["sources"][0]
-    assert listed(found["by"]["language"])[(type(None), None)] == [of_plain[k] for k in ("documents", "tokens", "stored_tokens")]
+    (without,) = [one for one in found["by"]["language"] if one["value"] is None]
+    assert [without[name] for name in NAMES] == [of_plain[name] for name in NAMES]
 
 
 def test_a_view_of_no_dataset_has_samples_alone(tmp_path):
@@ -367,3 +363,72 @@ def test_many_documents_are_counted_in_arrays(tmp_path):
     assert time.process_time() - begin < 10
     assert record["tokens"] == 300 * 64 * 512
     assert dataset_of(view.tokens.store).url == record["datasets"][0]["path"]
+
+
+# Documents that were forgotten since
+
+
+def keys_of(version: Path, split: str = "train") -> Any:
+    stored = open_array(Store.at(version) / f"documents/{split}/key", "uint64")
+    return stored.read(0, stored.length)
+
+
+def list_at(path: Path, keys: Any) -> Store:
+    """An output with nothing but a list of these keys."""
+    listed = Forgotten(b"saltsalt").with_documents(keys, np.empty(0, np.uint64))
+    (path / LIST).parent.mkdir(parents=True)
+    (path / LIST).write_text(json.dumps(listed.described()))
+    return Store.at(path)
+
+
+def test_those_that_were_seen_are_counted_by_source(corpora, tmp_path):
+    dataset = flat_tokens.open(corpora["one"])
+    views = {"a": dataset.train.packed(16), "b": dataset.train.packed(16), "c": dataset.validation.packed(16)}
+    ledger = Ledger.create(tmp_path / "run.json", {name: (view, 1) for name, view in views.items()}, 8, seed=2)
+    keys = keys_of(corpora["one"])
+    lists = [list_at(tmp_path / "x", keys[3:9]), list_at(tmp_path / "y", np.append(keys[7:20], np.uint64(5)))]
+    for step in (0, 2, 30):
+        record = record_of_run(ledger, step, forgotten=lists)
+        together = np.zeros(len(keys), np.int64)
+        for found, name in zip(record["forgotten"]["sources"], views, strict=True):
+            assert found["name"] == name
+            tokens = np.zeros(len(keys), np.int64)
+            for one in ledger.mixture().drawn_rows(step, name) if name != "c" else ():
+                tokens += tokens_seen(views[name], one.rows) * (one.last - one.first + 1)
+            gone = tokens[3:20]
+            assert (found["documents"], found["tokens"]) == (np.count_nonzero(gone), gone.sum())
+            together += tokens
+        gone = together[3:20]
+        assert (record["forgotten"]["documents"], record["forgotten"]["tokens"]) == (np.count_nonzero(gone), gone.sum())
+    assert [one["documents"] for one in record["forgotten"]["lists"]] == [6, 14]
+    assert record["forgotten"]["lists"][0]["output"] == lists[0].url
+    assert json.loads(json.dumps(record)) == record
+
+
+def test_without_a_list_there_is_no_such_field(corpora, tmp_path):
+    assert "forgotten" not in record_of_dataset(corpora["one"])
+    nothing = record_of_dataset(corpora["one"], forgotten=[Store.at(tmp_path)])["forgotten"]
+    assert (nothing["documents"], nothing["lists"][0]["documents"], nothing["lists"][0]["sha256"]) == (0, 0, "")
+    write_sequences(tmp_path / "plain", [[1, 2]])
+    of_plain = record_of_dataset(tmp_path / "plain", forgotten=[list_at(tmp_path / "x", keys_of(corpora["one"]))])
+    assert of_plain["forgotten"]["documents"] == 0
+
+
+def test_a_version_that_was_kept_elsewhere_says_what_its_output_forgot(tmp_path, tool):
+    """The run's version has gone from the output: a copy of it, and the output's list."""
+    version = build_corpus(tmp_path, "two", 30)
+    ledger = Ledger.create(tmp_path / "run.json", {"a": (flat_tokens.open(version).train.documents(999), 1)}, 4)
+    shutil.copytree(version, tmp_path / "kept")
+    where = "language = 'de' and tokens > 0"
+    forget(ForgetRequest(output=str(tmp_path / "two"), where=where, reason="they asked"))
+    assert not version.exists()
+    html = tmp_path / "record.html"
+    options = ["--step", "200", "--at", f"a={tmp_path / 'kept'}", "--forgotten", str(tmp_path / "two")]
+    record = tool.json("record", ledger.path, *options)
+    german = next(one for one in record["by"]["language"] if one["value"] == "de")
+    assert [record["forgotten"][name] for name in NAMES] == [german[name] for name in NAMES]
+    tool.out("record", ledger.path, *options, "--html", html)
+    assert "Forgotten since" in html.read_text()
+    assert record["forgotten"]["lists"][0]["sha256"] in html.read_text()
+    said = tool.out("record", ledger.path, *options)
+    assert f"forgotten since: {german['documents']} documents, {german['tokens']:,} tokens of those that were seen" in said

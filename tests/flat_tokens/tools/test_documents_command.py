@@ -14,13 +14,10 @@ import pytest
 
 import flat_tokens
 from flat_tokens.keys import keys_of_bytes
-from flows.pipelines.derive import derive
 from flows.pipelines.forget import forget
-from flows.pipelines.retokenize import reruns
-from flows.runners.processes import Threads
-from tasks.derive.request import DeriveRequest, ForgetRequest
+from tasks.derive.request import ForgetRequest
 from tests.examples import first_fast
-from tests.faults.support import build_here, refresh_here
+from tests.faults.support import build_here, derive_here, refresh_here, retokenize_here
 
 TEXTS = [
     "salt and wind " * 9,
@@ -101,8 +98,8 @@ def test_counts_are_those_of_the_manifest(tmp_path, policy):
     assert again.text_bytes_tokenized == 0
     check_counts(again.path)
     assert places(again.path) == places(first.path)
-    with reruns(settings["output"], ["bytes"], str(tmp_path / "again"), lambda _: Threads(1)) as (configs, rerun):
-        check_counts(rerun(configs[0]).path)
+    (rerun,) = retokenize_here(settings["output"], "bytes", output=str(tmp_path / "again"))
+    check_counts(rerun.path)
     (tmp_path / "a/2.jsonl").write_text(json.dumps({"id": "new", "text": "something else", "note": "n0"}) + "\n")
     refreshed = refresh_here({**settings, "split_seed": 7}).build
     check_counts(refreshed.path)
@@ -114,9 +111,7 @@ def test_counts_are_those_of_the_manifest(tmp_path, policy):
     assert not {*named.values()} & {row["key"] for row in left}
     rebuilt = build_here({**settings, "split_seed": 7})
     assert Counter(row["reason"] for row in rows_of(rebuilt.path)) == Counter(row["reason"] for row in left)
-    request = {"operation": {"operation": "subset", "min_tokens": 20}, "inputs": [rebuilt.path], "output": str(tmp_path / "less")}
-    with Threads(1) as runner:
-        derived = derive(DeriveRequest.model_validate(request), runner)
+    derived = derive_here({"operation": "subset", "min_tokens": 20}, rebuilt.path, output=tmp_path / "less", workers=1)
     with pytest.warns(UserWarning, match="the source and the reason alone are known"):
         counts = Counter(row["reason"] for row in rows_of(derived.path) if row["reason"])
     assert counts == derived.totals["documents"]["skipped"]

@@ -20,9 +20,7 @@ from flat_tokens.tools import terminal
 from flat_tokens.tools.corpus import open_corpus, windows
 from flat_tokens.tools.inspect import find_ids, find_text, overlapping_windows
 from flat_tokens.vocabulary import Vocabulary, load_vocabulary
-from flows.pipelines.exchange import import_files
-from flows.runners.processes import Threads
-from tasks.derive.request import ImportRequest
+from tests.faults.support import import_here
 from tests.flat_tokens.demo import shard_in
 from tests.made import in_memory, write_sequences
 
@@ -98,8 +96,7 @@ def test_what_is_not_known_of_imported_documents_is_not_made_up(tmp_path, tool):
     """No text, whose size could be told, no draw, no options."""
     write_sequences(tmp_path / "dataset", [[1, 2], [3]], [[4]])
     tool.out("export", tmp_path / "dataset", tmp_path / "files", "--to", "megatron")
-    with Threads(1) as runner:
-        import_files(ImportRequest(path=str(tmp_path / "files"), output=str(tmp_path / "out")), runner)
+    import_here(tmp_path / "files", tmp_path / "out", 1)
     said = tool.out("inspect", tmp_path / "out")
     assert re.search(r"^  text +3 documents read$", said, re.M)
     assert re.search(r"^  validation +what the sources name as such; no document is drawn$", said, re.M)

@@ -123,23 +123,17 @@ def test_answers_go_into_the_forms_and_croissant(ledger, tmp_path, tool):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("of", "arguments", "said"),
     [
-        ([], "the run has no end. Say --step N"),
-        (["--step", "5", "--by", "topic"], "no dataset has a column 'topic'"),
-        (["--step", "5", "--bytes", "--tokenizer", "none-such"], "none-such"),
+        ("run.json", [], "the run has no end. Say --step N"),
+        ("run.json", ["--step", "5", "--by", "topic"], "no dataset has a column 'topic'"),
+        ("run.json", ["--step", "5", "--bytes", "--tokenizer", "none-such"], "none-such"),
+        ("plain", ["--step", "5"], "--step and --digest are of a run"),
+        ("plain", ["--bytes"], "names no tokenizer, which --bytes needs"),
     ],
 )
-def test_mistakes_are_one_line(ledger, arguments, said, tool):
-    err = tool.errors("record", ledger, *arguments)
+def test_mistakes_are_one_line(ledger, tmp_path, of, arguments, said, tool):
+    write_sequences(tmp_path / "plain", [[1, 2]])
+    err = tool.errors("record", ledger.with_name(of), *arguments)
     assert said in err
     assert err.count("\n") == 1
-
-
-def test_a_dataset_has_no_steps(corpora, tool):
-    assert "--step and --digest are of a run" in tool.errors("record", corpora["one"], "--step", "5")
-
-
-def test_bytes_need_a_tokenizer(tmp_path, tool):
-    write_sequences(tmp_path / "d", [[1, 2]])
-    assert "names no tokenizer, which --bytes needs" in tool.errors("record", tmp_path / "d", "--bytes")

@@ -34,19 +34,12 @@ TEXTS = ["one", "", "zwei\nZeilen", "drei ☃", "quatre, 'cinq' \"six\"", "a" * 
 BYTES = load_vocabulary("bytes")
 
 
-TABLE = pa.table({"id": [str(i) for i in range(len(TEXTS))], "text": TEXTS})
+TABLE = pa.table({"id": np.arange(len(TEXTS)), "text": TEXTS})
+ID = {"id_column": "id"}
 
 
 def parquet(path: Path) -> None:
-    pq.write_table(pa.table({"id": np.arange(len(TEXTS)), "text": TEXTS}), path, row_group_size=3)
-
-
-def arrow(path: Path) -> None:
-    write_arrow(path, TABLE, 3, stream=True)
-
-
-def feather(path: Path) -> None:
-    write_arrow(path, TABLE, 3)
+    pq.write_table(TABLE, path, row_group_size=3)
 
 
 def lines() -> bytes:
@@ -57,10 +50,6 @@ def lines() -> bytes:
 
 def jsonl(path: Path) -> None:
     path.write_bytes(lines())
-
-
-def jsonl_gz(path: Path) -> None:
-    path.write_bytes(gzip.compress(lines()))
 
 
 def text_file(path: Path) -> None:
@@ -94,10 +83,6 @@ def table_of_values(delimiter: str) -> Callable[[Path], None]:
     return write
 
 
-def whole_file(path: Path) -> None:
-    path.write_text(TEXTS[2])
-
-
 def bare_quotes(path: Path) -> None:
     path.write_text("text\tid\n" + "".join(f'"said {i}\t"{i}\n' for i in range(len(TEXTS))))
 
@@ -110,28 +95,28 @@ def archive(path: Path) -> None:
     write_rows(path, [{"id": str(i), "text": text} for i, text in enumerate(TEXTS)], group=3)
 
 
-FILES: dict[str, tuple[Callable[[Path], None], dict[str, Any]]] = {
-    "x.parquet": (parquet, {"id_column": "id"}),
+FILES: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
+    "x.parquet": (parquet, ID),
     "y.parquet": (parquet, {}),
-    "x.arrow": (arrow, {"id_column": "id"}),
-    "x.feather": (feather, {"id_column": "id"}),
-    "x.jsonl": (jsonl, {"id_column": "id"}),
+    "x.arrow": (lambda path: write_arrow(path, TABLE, 3, stream=True), ID),
+    "x.feather": (lambda path: write_arrow(path, TABLE, 3), ID),
+    "x.jsonl": (jsonl, ID),
     "y.jsonl": (jsonl, {}),
-    "x.jsonl.gz": (jsonl_gz, {"id_column": "id"}),
-    "x.jsonl.zst": (packed(zstandard.ZstdCompressor().compress, jsonl), {"id_column": "id"}),
-    "x.jsonl.bz2": (packed(bz2.compress, jsonl), {"id_column": "id"}),
+    "x.jsonl.gz": (packed(gzip.compress, jsonl), ID),
+    "x.jsonl.zst": (packed(zstandard.ZstdCompressor().compress, jsonl), ID),
+    "x.jsonl.bz2": (packed(bz2.compress, jsonl), ID),
     "x.txt.xz": (packed(lzma.compress, text_file), {"document_separator": "--"}),
-    "x.csv.bz2": (packed(bz2.compress, table_of_values(",")), {"id_column": "id"}),
+    "x.csv.bz2": (packed(bz2.compress, table_of_values(",")), ID),
     "x.tsv.xz": (packed(lzma.compress, table_of_values("\t")), {}),
     "x.parquet.gz": (packed(gzip.compress, parquet), {}),
-    "x.csv": (table_of_values(","), {"id_column": "id"}),
+    "x.csv": (table_of_values(","), ID),
     "x.tsv": (table_of_values("\t"), {}),
     "x.txt": (text_file, {"document_separator": "--"}),
-    "y.txt": (whole_file, {}),
+    "y.txt": (lambda path: path.write_text(TEXTS[2]), {}),
     "semicolons.csv": (table_of_values(";"), {"delimiter": ";"}),
     "bare.csv": (bare_quotes, {"delimiter": "\t", "quotes": "none"}),
     "crlf.txt": (lines_of_crlf, {"document_separator": "\n"}),
-    **{name: (archive, {"id_column": "id"}) for name in ("x.tar", "x.tar.zst", "x.warc", "x.warc.gz")},
+    **dict.fromkeys(("x.tar", "x.tar.zst", "x.warc", "x.warc.gz"), (archive, ID)),
 }
 
 
@@ -207,24 +192,21 @@ def test_rows_that_are_no_documents_are_left_out(tmp_path):
     assert set(read_rows(str(tmp_path / "x.jsonl"), file, source, range(20))) == {0}
 
 
-@pytest.mark.parametrize("name", ["x.parquet", "x.csv"])
-def test_a_column_that_is_gone_is_told_with_those_that_are_there(tmp_path, name):
-    FILES[name][0](tmp_path / name)
-    file, source = file_and_source(name, b"", text_column="content")
-    with refusal(rf"{name} has .*'id', 'text'"):
-        read_rows(str(tmp_path / name), file, source, [0])
-
-
-def test_a_damaged_file_is_refused_by_its_name(tmp_path):
-    parquet(tmp_path / "x.parquet")
-    (tmp_path / "x.parquet").write_bytes((tmp_path / "x.parquet").read_bytes()[:200])
-    file, source = file_and_source("x.parquet", b"")
-    with refusal(r"x\.parquet: cannot be read as parquet"):
-        read_rows(str(tmp_path / "x.parquet"), file, source, [0])
-    (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(lines() * 50)[:200])
-    file, source = file_and_source("x.jsonl.gz", b"")
-    with refusal(r"x\.jsonl\.gz: cannot be read as .*: x\.jsonl\.gz is damaged at byte"):
-        read_rows(str(tmp_path / "x.jsonl.gz"), file, source, [10_000])
+@pytest.mark.parametrize(
+    ("name", "settings", "size", "complaint"),
+    [
+        *((name, {"text_column": "content"}, None, rf"{name} has .*'id', 'text'") for name in ("x.parquet", "x.csv")),
+        ("x.parquet", {}, 200, r"x\.parquet: cannot be read as parquet"),
+        ("x.jsonl.gz", {}, 150, r"x\.jsonl\.gz: cannot be read as .*: x\.jsonl\.gz is damaged at byte"),
+    ],
+)
+def test_a_file_without_its_column_or_its_end_is_refused_by_its_name(tmp_path, name, settings, size, complaint):
+    """With the columns that are there."""
+    FILES[name][0](path := tmp_path / name)
+    path.write_bytes(path.read_bytes()[:size])
+    file, source = file_and_source(name, b"", **settings)
+    with refusal(complaint):
+        read_rows(str(path), file, source, [0])
 
 
 def test_a_quote_that_is_not_closed_is_an_error_as_in_builds(tmp_path):

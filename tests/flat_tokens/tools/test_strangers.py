@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -54,17 +54,22 @@ def dataset(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def change(output: Path, what: Callable[[dict[str, Any]], object]) -> None:
+def change(output: Path, what: dict[str, Any]) -> None:
     """Change the provenance in the manifest."""
     (path,) = output.glob("versions/*/manifest.json")
-    change_file(path, lambda manifest: what(manifest["provenance"]))
+    change_file(path, {"provenance": what})
     change_file(output / "latest.json", {"manifest_sha256": hashlib.sha256(path.read_bytes()).hexdigest()})
 
 
 def record(output: Path, **settings: Any) -> None:
     """Change the configuration in the record of the run."""
     (path,) = output.glob("runs/*.json")
-    change_file(path, lambda run: run["config"].update(settings))
+    change_file(path, {"config": settings})
+
+
+def change_source(output: Path, **facts: Any) -> None:
+    """Change the one file of the one source in the manifest."""
+    change(output, {"sources": {0: {"files": {0: facts}}}})
 
 
 def commands(output: Path) -> list[list[str]]:
@@ -78,10 +83,10 @@ CHAINS = ("{}/x.jsonl", "reference::{}/refs.json", "simplecache::{}/x.jsonl", "z
 def test_no_server_is_asked_for_what_a_manifest_or_a_record_names(dataset, url, tool):
     with requests_to_a_server() as (server, asked):
         record(dataset, sources=[{"path": url.format(server)}])
-        change(dataset, lambda made_of: made_of["sources"][0].update({"from": url.format(server)}))
+        change(dataset, {"sources": {0: {"from": url.format(server)}}})
         for command in commands(dataset):
             tool(*command)
-        change(dataset, lambda made_of: made_of["sources"][0]["files"][0].update(name=url.format(server)))
+        change_source(dataset, name=url.format(server))
         for command in commands(dataset):
             tool(*command, "--source", dataset.parent / "in")
             if "::" in url:
@@ -113,7 +118,7 @@ def test_a_name_leads_to_regular_files_below_the_directory_alone(tmp_path, datas
     (given / "away").symlink_to(outside)
     os.mkfifo(given / "pipe")
     for name in ("/dev/zero", "dev/zero", "../../dev/zero", "zero", "link", "away/x.jsonl", "pipe", "", ".", "a\0b"):
-        change(dataset, lambda made_of, name=name: made_of["sources"][0]["files"][0].update(name=name, size=0))
+        change_source(dataset, name=name, size=0)
         corpus = open_corpus(dataset)
         (file,) = corpus.sources[0].files
         assert [Locator(corpus, [str(given)], trusted).find(file) for trusted in (False, True)] == [None, None], name
@@ -141,7 +146,7 @@ def test_a_copy_that_a_build_left_lies_in_its_output(tmp_path, dataset, sha256):
     (dataset / "_cache/files").mkdir(parents=True)
     (dataset / "_cache/files/linked").symlink_to(tmp_path / "outside")
     record(dataset, scratch=str(tmp_path))
-    change(dataset, lambda made_of: made_of["sources"][0]["files"][0].update(sha256=sha256, name="elsewhere"))
+    change_source(dataset, sha256=sha256, name="elsewhere")
     corpus = open_corpus(dataset)
     assert Locator(corpus).find(corpus.sources[0].files[0]) is None
 
@@ -153,7 +158,7 @@ def test_a_tokenizer_that_a_manifest_names_is_no_file_and_no_repository(tmp_path
     with requests_to_a_server() as (server, asked):
         monkeypatch.setenv("HF_ENDPOINT", server)
         for name in ("/dev/zero", "evil/repository", "tokenizer.json", "~", ".", "vocabulary", "x.tiktoken"):
-            change(dataset, lambda made_of, name=name: made_of["tokenizer"].update(name=name))
+            change(dataset, {"tokenizer": {"name": name}})
             assert "If you trust who made the dataset: --trust-records" in tool.errors("inspect", dataset, "--sequence", "0")
             for command in (*commands(dataset), ["stats", str(dataset)]):
                 tool.out(*command)

@@ -18,7 +18,7 @@ from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.sources import SampledPart, choose
 from flat_tokens.tools.verify import sample
-from tests.damage import change_file
+from tests.damage import change_file, flip
 from tests.flat_tokens.demo import TOKENIZER, build_lines, shard_in
 
 WHERE: dict[str, Callable[[Path], Path]] = {
@@ -35,13 +35,6 @@ def test_what_is_whole_is_right(demo, tool, where, level):
     said = tool.json("verify", WHERE[where](demo), *level)
     assert (said["ok"], said["faults"]) == (True, [])
     assert said["seq_count"] == {"output": 330, "version": 330, "split": 263, "shard": said["seq_count"]}[where]
-
-
-def flip(path: Path) -> None:
-    """Change one bit in the middle."""
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(bytes(data))
 
 
 @pytest.mark.parametrize("where", ["output", "split", "shard"])
@@ -87,25 +80,25 @@ def test_all_parts_together_look_at_every_object(demo, copy, tool):
         shutil.copy(WHERE["version"](demo) / name, version / name)
 
 
-def test_a_mark_where_no_sequence_starts_is_found_by_the_part_that_has_it(tmp_path, tool):
-    """In a dataset without a manifest, where no digest tells."""
-    sequences = [[1, 2, 3]] * 30
-    batch = TokenBatch.from_sequences(sequences)
-    batch.encoded_tokens[40] |= np.uint32(1)
-    write_dataset(tmp_path / "data", [batch])
-    (tmp_path / "data/manifest.json").unlink()
-    statuses = [tool("verify", tmp_path / "data", "--sample", f"{n}/3")[0] for n in (1, 2, 3)]
-    assert statuses == [0, 1, 0]
-    tool.json("verify", tmp_path / "data", "--full", status=1)
-    tool.json("verify", tmp_path / "data/train", "--full", status=1)
+MARKED = TokenBatch.from_sequences([[1, 2, 3]] * 30)
+MARKED.encoded_tokens[40] |= np.uint32(1)
 
 
-def test_an_id_above_the_largest_is_found_by_the_part_that_has_it(tmp_path, tool):
-    batch = TokenBatch.from_sequences([[1], [2], [9]])
-    write_dataset(tmp_path / "data", [batch._replace(max_token_id=8)])
-    parts = [["verify", tmp_path / "data", "--sample", f"{n}/3", "--documents", "0"] for n in (1, 2, 3)]
-    assert [tool(*part)[0] for part in parts] == [0, 0, 1]
-    assert tool.json(*parts[2], status=1)["faults"] == [f"{tmp_path}/data/train: token id 9 is above max_token_id 8"]
+@pytest.mark.parametrize(
+    ("batch", "part", "fault"),
+    [
+        (MARKED, 2, "train: token 40 is marked as a start where"),
+        (TokenBatch.from_sequences([[1], [2], [9]])._replace(max_token_id=8), 3, "train: token id 9 is above max_token_id 8"),
+    ],
+)
+def test_what_no_digest_tells_is_found_by_the_part_that_has_it(tmp_path, tool, batch, part, fault):
+    """In a dataset without a manifest."""
+    write_dataset(data := tmp_path / "data", [batch])
+    (data / "manifest.json").unlink()
+    parts = [[data, "--sample", f"{n}/3"] for n in (1, 2, 3)]
+    assert [tool("verify", *one)[0] for one in parts] == [n == part for n in (1, 2, 3)]
+    for told in (parts[part - 1], [data, "--full"], [data / "train", "--full"]):
+        assert fault in tool.json("verify", *told, status=1)["faults"][0]
 
 
 def test_a_record_of_documents_that_is_too_short_is_a_fault(demo, copy, tool):
