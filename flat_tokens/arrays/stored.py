@@ -250,8 +250,9 @@ class StoredArray:
         if self._is_mapped:
             return take_gathered(self, indices)
         out = np.empty(len(indices), self.numpy_dtype)
-        order = np.argsort(indices, kind="stable")
-        chunks = indices[order] // self._chunk_length  # chunks, counted through all objects
+        chunks = indices // self._chunk_length  # counted through all objects
+        order = np.argsort(chunks.astype(np.min_scalar_type(self.length // self._chunk_length)), kind="stable")
+        chunks = chunks[order]  # two bytes are sorted in linear time
         firsts = np.flatnonzero(np.diff(chunks, prepend=-1))
         groups = {
             divmod(int(chunks[first]), self._spec.chunks_per_object): order[first:last]

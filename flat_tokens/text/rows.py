@@ -179,7 +179,7 @@ class Collected:
         size = self._file.batch_bytes or limits.BATCH_BYTES
         if len(self) and (is_last or self.size >= size or len(self) >= limits.BATCH_ROWS):
             yield self.rows(end, seen)
-            self.__init__(self._file)  # type: ignore[misc]
+            self._found, self._kept, self.faults, self.size = [], [], [], 0
 
     def add(self, row: int, text: bytes | None, identity: bytes | None, kept: Sequence[Any] = ()) -> None:
         """Add a row. *kept*: the value of each kept column of the file: None, a truth, a number, or text, which may be UTF-8
