@@ -231,8 +231,7 @@ class Dataset:
     @property
     def splits(self) -> dict[SplitName, FlatTokens]:
         """The splits that there are, by their names."""
-        some: dict[SplitName, FlatTokens | None] = {"train": self.train, "validation": self.validation, "test": self.test}
-        return {name: split for name, split in some.items() if split is not None}
+        return {name: split for name in EVERY_SPLIT if (split := getattr(self, name)) is not None}
 
     @property
     def path(self) -> str:

@@ -113,6 +113,11 @@ def in_memory(train: Sequences, validation: Sequences = ()) -> str:
     return str(write_sequences(f"memory://made-{next(_numbers)}", train, validation))
 
 
+def split_of(sequences: Sequences, **settings: Any) -> FlatTokens:
+    """The split of a new dataset of these sequences of ids, in memory."""
+    return flat_tokens.open(write_sequences(f"memory://made-{next(_numbers)}", sequences, **settings)).train
+
+
 def masked_split(documents: Sequence[Sequence[tuple[int, bool]]], layout: Any = "mmap", masked: bool = True) -> FlatTokens:
     """Documents in memory, token ids each with whether it counts, with or without their mask."""
     batch = TokenBatch.from_sequences([[token for token, _ in document] for document in documents])

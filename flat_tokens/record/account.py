@@ -21,7 +21,7 @@ from flat_tokens.forgotten import Forgotten, read_forgotten
 from flat_tokens.manifest import EVERY_SPLIT, MANIFEST, VERSIONS, dataset_of, manifest_digest, manifest_of, splits_at
 from flat_tokens.reader import open_root, open_split
 from flat_tokens.record.ledger import Ledger
-from flat_tokens.rows.documents import NAMES, Recorded, recorded_of, stored_keys, values_of
+from flat_tokens.rows.documents import NAMES, Recorded, recorded_of, stored_fact, values_of
 from flat_tokens.rows.mixture import EpochRows
 from flat_tokens.rows.seen import bytes_seen, tokens_seen
 from flat_tokens.rows.split import FlatTokens
@@ -140,7 +140,7 @@ class _Split:
         """Which documents are on one of the lists: bool[seq_count]. None of a dataset that does not record their keys."""
         found = np.zeros(len(self.lengths), bool)
         try:
-            keys = stored_keys(self.tokens)
+            keys = stored_fact(self.tokens, "key")
         except NO_OBJECT:
             return found
         for first in range(0, len(found), DOCUMENTS_AT_A_TIME):

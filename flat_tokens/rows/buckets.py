@@ -102,8 +102,7 @@ class BucketedLoader(ByStep):
         bucket = int(np.searchsorted(self._batches, slot, side="right")) - 1
         first = (slot - int(self._batches[bucket])) * int(self._sizes[bucket])
         rows = min(int(self._sizes[bucket]), int(self._counts[bucket]) - first)
-        share = (rows * self.process_index // self.process_count, rows * (self.process_index + 1) // self.process_count)
-        places = np.arange(first + share[0], first + share[1])
+        places = first + np.arange(*self._share(rows))
         within = self._orders[bucket](places, derive_keys(self.seed, 4, bucket, epoch))
         return bucket, self._documents[self._firsts[bucket] + within]
 

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,20 +35,28 @@ KEYS_AT_A_TIME = 1 << 20
 KEY = re.compile("[0-9a-f]{16}")
 
 
-def stored_keys(tokens: FlatTokens) -> StoredArray:
-    """The key of each document of the split as it is stored. FileNotFoundError for a dataset that does not record them."""
-    return open_array(dataset_of(tokens.store) / f"documents/{posixpath.basename(tokens.store.root)}/key", "uint64")
+def stored_fact(tokens: FlatTokens, name: str) -> StoredArray:
+    """The ``key``, ``file`` or ``row`` of each document of the split as it is stored. FileNotFoundError for a dataset that does
+    not record them.
+    """
+    return open_array(dataset_of(tokens.store) / f"documents/{posixpath.basename(tokens.store.root)}/{name}", "uint64")
+
+
+def fact_of(tokens: FlatTokens, stored: StoredArray, start: int, stop: int) -> UInt64s:
+    """A stored fact of sequences ``start:stop``: uint64[stop - start]."""
+    found: UInt64s = stored.read(start, stop) if tokens.numbers is None else stored.take(tokens.numbers[start:stop])
+    return found
 
 
 def numbers_of(tokens: FlatTokens, keys: UInt64s) -> Int64s:
     """The numbers of the documents with these keys, the first of each: int64[n], -1 if there is none. One pass over all."""
-    stored, asked, which = stored_keys(tokens), *np.unique(keys, return_inverse=True)
+    stored, asked, which = stored_fact(tokens, "key"), *np.unique(keys, return_inverse=True)
     found = np.full(len(asked), -1)
     if not len(asked):
         return found
     for first in range(0, tokens.seq_count, KEYS_AT_A_TIME):
         stop = min(first + KEYS_AT_A_TIME, tokens.seq_count)
-        its = stored.read(first, stop) if tokens.numbers is None else stored.take(tokens.numbers[first:stop])
+        its = fact_of(tokens, stored, first, stop)
         at = np.minimum(np.searchsorted(asked, its), len(asked) - 1)
         there = np.flatnonzero(asked[at] == its)[::-1]  # of equal places the last assignment stays: the first document
         earlier = found[at[there]] >= 0
@@ -77,16 +85,8 @@ Sources = Sequence[tuple[str, Sequence[str]]]
 
 def chosen_by(tokens: FlatTokens, where: Where) -> Int64s:
     """The sequences for which an expression is true, in order: int64[n]. It reads the facts that are named, and no token."""
-    known = list[Recorded]()
-
-    def recorded() -> Recorded:
-        if not known:
-            known.append(recorded_of(dataset_of(tokens.store)))
-        return known[0]
-
-    matching(tokens, where, 0, 0, recorded)
-    found = [np.empty(0, np.int64)]
-    for start in range(0, tokens.seq_count, DOCUMENTS_AT_A_TIME):
+    recorded, found = cache(lambda: recorded_of(dataset_of(tokens.store))), []
+    for start in range(0, max(tokens.seq_count, 1), DOCUMENTS_AT_A_TIME):  # of no documents, too: it may be wrong
         stop = min(start + DOCUMENTS_AT_A_TIME, tokens.seq_count)
         found.append(np.flatnonzero(matching(tokens, where, start, stop, recorded)) + start)
     return np.concatenate(found)
@@ -102,15 +102,9 @@ def matching(tokens: FlatTokens, where: Where, start: int, stop: int, recorded: 
 
 def values_of(tokens: FlatTokens, name: str, start: int, stop: int, recorded: Callable[[], Recorded]) -> Any:
     """A fact of the sequences ``start:stop``, by its name: an Arrow array. ValueError for a name that it cannot have."""
-    dataset, split = dataset_of(tokens.store), posixpath.basename(tokens.store.root)
-
-    def entries(name: str) -> UInt64s:
-        array = open_array(dataset / f"documents/{split}/{name}", "uint64")
-        found: UInt64s = array.read(start, stop) if tokens.numbers is None else array.take(tokens.numbers[start:stop])
-        return found
-
+    dataset = dataset_of(tokens.store)
     if name not in NAMES:
-        kept = recorded().columns.get(split)
+        kept = recorded().columns.get(posixpath.basename(tokens.store.root))
         if kept is None or name not in kept.kinds:
             raise ValueError(f"there is no column {name!r}; there are {', '.join((*NAMES, *(kept.kinds if kept else ())))}")
         numbers = np.arange(start, stop) if tokens.numbers is None else tokens.numbers[start:stop]
@@ -118,9 +112,10 @@ def values_of(tokens: FlatTokens, name: str, start: int, stop: int, recorded: Ca
     if name == "tokens":
         return pa.array(np.diff(tokens.seq_starts.read(start, stop + 1).astype(np.int64)))
     try:
+        found = fact_of(tokens, stored_fact(tokens, "file" if name == "source" else name), start, stop)
         if name == "row":
-            return pa.array(entries("row").astype(np.int64))
-        return hexadecimal(entries("key")) if name == "key" else named(name, entries("file"), recorded().sources)
+            return pa.array(found.astype(np.int64))
+        return hexadecimal(found) if name == "key" else named(name, found, recorded().sources)
     except FileNotFoundError as error:
         raise ValueError(f"there is no column {name!r}: {dataset.url} has no record of its documents") from error
 
@@ -132,12 +127,18 @@ class Recorded(NamedTuple):
     columns: Mapping[str, Columns]
 
 
+def sources_of(manifest: JsonObject) -> Sources:
+    """The sources that a dataset's manifest names, in order."""
+    made_of = manifest.get("provenance", {}).get("sources") or ()
+    return [(source["name"], [file["name"] for file in source["files"]]) for source in made_of]
+
+
 def recorded_of(dataset: Store) -> Recorded:
     """The facts of a dataset's documents that its manifest has."""
     manifest = manifest_of(dataset)
-    made_of = manifest.get("provenance", {})
-    sources = [(source["name"], [file["name"] for file in source["files"]]) for source in made_of.get("sources") or ()]
-    return Recorded(sources, {split: columns_of(dataset, manifest, split) for split in splits_of(manifest.get("totals", {}))})
+    return Recorded(
+        sources_of(manifest), {split: columns_of(dataset, manifest, split) for split in splits_of(manifest.get("totals", {}))}
+    )
 
 
 def kept_columns(tokens: FlatTokens) -> Columns | None:
@@ -149,9 +150,14 @@ def kept_columns(tokens: FlatTokens) -> Columns | None:
 def named(name: str, files: UInt64s, sources: Sources) -> Any:
     """The name of each document's source, or of its file. *files*: numbers through all sources."""
     names = [source if name == "source" else file for source, its in sources for file in its]
-    if len(files) and int(files.max()) >= len(names):
-        raise ValueError(f"a document is of file {files.max()}, but the manifest has {len(names)} files: run flat_tokens.verify")
-    return pa.array(names, pa.large_string()).take(pa.array(files.astype(np.int64)))
+    return pa.array(names, pa.large_string()).take(pa.array(checked_files(files, len(names))))
+
+
+def checked_files(files: UInt64s, count: int) -> Int64s:
+    """Numbers of files. ValueError if one is not below *count*."""
+    if len(files) and int(files.max()) >= count:
+        raise ValueError(f"a document is of file {files.max()}, but the manifest has {count} files: run flat_tokens.verify")
+    return files.astype(np.int64)
 
 
 def hexadecimal(keys: UInt64s) -> Any:

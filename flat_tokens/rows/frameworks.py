@@ -126,6 +126,11 @@ def converted(array: AnyArray, framework: Framework) -> Array:
     return extra("jax", "framework='jax'").device_put(array)
 
 
+def causal(segments: Array, places: Array) -> Array:
+    """Whether a token (row) is of the same segment as another (column) and not before it: bool[..., length, length]."""
+    return (segments[..., :, None] == segments[..., None, :]) & (places[:, None] >= places[None, :])
+
+
 MAX_TOKENS = (1 << 31) - 1
 MaskMod = Callable[[Any, Any, Any, Any], Any]
 """``mask_mod(batch, head, query, key)`` of torch's flex attention: whether the query's token attends to the key's."""
@@ -189,7 +194,7 @@ class Attention:
         ``scaled_dot_product_attention`` wants an axis for the heads: ``batch.mask()[:, None]``.
         """
         segments, places = self._segments(), places_along(self._segments())
-        attends = (segments[..., :, None] == segments[..., None, :]) & (places[:, None] >= places[None, :])
+        attends = causal(segments, places)
         if self._padding_segment is None:
             return attends
         return attends & ((segments[..., :, None] != self._padding_segment) | (places[:, None] == places[None, :]))

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, Protocol, Self, SupportsIndex, TypeAlias
 
 import numpy as np
 
-from flat_tokens.annotations import Int64s, Integers
+from flat_tokens.annotations import Int64s, Integers, IntPair
 from flat_tokens.extras import extra
 from flat_tokens.options import at_least, true_or_false, whole_number, whole_numbers
 from flat_tokens.rows.orders import Order, ReferenceOrder, epochs_of, stream_of
@@ -398,8 +398,11 @@ class ByStep:
             raise IndexError(f"there is no step {step}; {there_are}")
         start, stop = self._begins(step), self._begins(step + 1)
         stop = stop if self._total is None else min(stop, self._total)
-        rows = stop - start
-        return start, stop, rows * self.process_index // self.process_count, rows * (self.process_index + 1) // self.process_count
+        return start, stop, *self._share(stop - start)
+
+    def _share(self, rows: int) -> IntPair:
+        """The first of so many rows of a batch that this host has, and one past its last."""
+        return rows * self.process_index // self.process_count, rows * (self.process_index + 1) // self.process_count
 
     def _tokens_of_a_row(self) -> int:
         if self._row_tokens is None:

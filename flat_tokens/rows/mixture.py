@@ -162,26 +162,22 @@ class Mixture(ByStep):
         self.names, self.views, self.seed = tuple(views), tuple(views.values()), checked_seed(seed)
         self._edits, self._limits = list(edits), list(epochs)
         check_views(views)
-        super().__init__(self.views[0], edits[-1].batch_size, start, start_token)
         first = self.views[0]
+        samples = [samples_of(name, view, most) for (name, view), most in zip(views.items(), epochs, strict=True)]
+        self._phases = list(phases_of(edits, samples, getattr(first, "length", None), self.seed))
+        super().__init__(first, edits[-1].batch_size, start, start_token, self._phases[-1].stop)
         self._are_alike = isinstance(first, SplitView) and all(first.is_like(view) for view in self.views)
         self._have_epochs = any(getattr(view, "has_epochs", False) for view in self.views)
         self._lengths = np.array([len(view) for view in self.views])
         self._permutations = KeyedPermutations(self._lengths.tolist())
-        samples = [samples_of(name, view, most) for (name, view), most in zip(views.items(), epochs, strict=True)]
-        self._phases = list(phases_of(edits, samples, self._row_tokens, self.seed))
         self._phase_starts = [phase.start for phase in self._phases]
         totals = [self._in_phase(phase, phase.stop) for phase in self._phases[:-1] if phase.stop is not None]
         self._drawn_before = np.cumsum([np.zeros(len(views), np.int64), *totals], axis=0)
         # The step at which each phase begins, and its first sample
         self._first_steps = [phase.first_step for phase in self._phases]
         self._first_samples = [*self._phase_starts[:-1], self._phase_starts[-1] + self.start]
-        self._total = self._phases[-1].stop
         if self._total is not None:
-            if self.start > self._total:
-                raise ValueError(f"start is {self.start}, but there are {self._total} samples in all")
-            left = self._total - self._first_samples[-1]
-            self._step_count = self._first_steps[-1] + -(-left // self.batch_size)
+            self._step_count = self._first_steps[-1] + -(-(self._total - self._first_samples[-1]) // self.batch_size)
         if steps is not None:
             if self._step_count is not None and steps > self._step_count:
                 raise ValueError(f"steps is {steps}, but the epochs of the sources end after {self._step_count}")

@@ -246,31 +246,31 @@ class _SequentialStream:
         self.epoch_length = length
 
     def rows(self, start: int, stop: int, first: int, last: int) -> Int64s:
-        return (np.arange(last - first) + (start + first) % self.epoch_length) % self.epoch_length
+        epoch, within = divmod(start + first, self.epoch_length)
+        positions = np.arange(within, within + last - first)
+        if within + last - first <= self.epoch_length:
+            return self._in_epoch(positions, epoch)
+        later, positions = np.divmod(positions, self.epoch_length)
+        return self._in_epoch(positions, epoch + later)
+
+    def _in_epoch(self, places: Int64s, epochs: int | Int64s) -> Int64s:
+        """The rows at places in their epochs."""
+        return places
 
     def places(self, rows: Int64s, epochs: Int64s) -> Int64Pair:
         return np.zeros_like(rows), epochs * self.epoch_length + rows
 
 
-class _ShuffledStream:
-    granularity = 1
-
+class _ShuffledStream(_SequentialStream):
     def __init__(self, length: int, seed: int) -> None:
-        self.epoch_length, self._seed = length, seed
-        self._permutation = KeyedPermutation(length)
+        super().__init__(length)
+        self._seed, self._permutation = seed, KeyedPermutation(length)
 
-    def rows(self, start: int, stop: int, first: int, last: int) -> Int64s:
-        epoch, within = divmod(start + first, self.epoch_length)
-        positions = np.arange(within, within + last - first)
-        epochs: int | Int64s = epoch
-        if within + last - first > self.epoch_length:
-            later, positions = np.divmod(positions, self.epoch_length)
-            epochs = later + epoch
-        return self._permutation(positions, derive_keys(self._seed, epochs))
+    def _in_epoch(self, places: Int64s, epochs: int | Int64s) -> Int64s:
+        return self._permutation(places, derive_keys(self._seed, epochs))
 
     def places(self, rows: Int64s, epochs: Int64s) -> Int64Pair:
-        within = self._permutation.inverse(rows, derive_keys(self._seed, epochs))
-        return np.zeros_like(rows), epochs * self.epoch_length + within
+        return super().places(self._permutation.inverse(rows, derive_keys(self._seed, epochs)), epochs)
 
 
 class _ReferenceStream:

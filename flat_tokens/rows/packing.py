@@ -15,7 +15,7 @@ import numpy as np
 from flat_tokens.annotations import Int64Pair, Int64s, JsonObject
 from flat_tokens.arrays.stored import gather_all
 from flat_tokens.options import one_of, true_or_false, whole_number
-from flat_tokens.rows.frameworks import Array, Attention, Fields, Framework, namespace_of, places_along, room_for
+from flat_tokens.rows.frameworks import Array, Attention, Fields, Framework, causal, namespace_of, places_along, room_for
 from flat_tokens.rows.packing_index import Fit, IndexFile, OnCrop, PackSettings, Parts, TooLong, kept_index, packs_together
 from flat_tokens.rows.views import IGNORED_LABEL, Coverage, Part, Row, SplitView, checked_length, ranges, running_sums
 
@@ -89,8 +89,7 @@ class PackedDocuments(Attention, Row, _PackedFields):  # type: ignore[misc]
         """
         if not true_or_false("causal_padding", causal_padding):
             return super().mask()
-        ids, places = self.document_ids, places_along(self.document_ids)
-        return (ids[..., :, None] == ids[..., None, :]) & (places[:, None] >= places[None, :])
+        return causal(self.document_ids, places_along(self.document_ids))
 
     def __getitem__(self, key: Any) -> Any:
         """A field by name or number. By name also those without a fixed shape: ``seq_lens``, ``cu_seqlens``, ``max_seqlen``."""

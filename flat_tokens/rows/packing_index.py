@@ -12,10 +12,10 @@ import logging
 import posixpath
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self, TypeAlias
 
 import google_crc32c
 import numpy as np
@@ -39,34 +39,37 @@ if TYPE_CHECKING:
     from flat_tokens.rows.split import FlatTokens
 
 
-class CroppedRows(NamedTuple):
-    """Row k is pieces ``firsts[k]:firsts[k + 1]``, each from token ``offsets`` of its document on. All but the last one go to
-    the end of their documents; that one fills the row. ``firsts``: int64[rows + 1]; the others: int64[pieces].
+def fitted(pieces: Iterable[Int64s], fit: Callable[[Int64s], tuple[Int64s, Int64s, Int64s]]) -> tuple[Int64s, Int64s, Int64s]:
+    """Rows of *pieces*: int64[3, n], some at a time, documents, where in these, and lengths, none of them 0. They are fitted
+    together 262,144 at a time, so that memory is bounded and the documents of a row are near each other.
+
+    *fit*: pieces -> how many each row has, int64[rows]; the pieces row by row; those that wait for more. Returns the same of all.
+    """
+    counts, packed, waiting = [np.empty(0, np.int64)], [np.empty((3, 0), np.int64)], np.empty((3, 0), np.int64)
+    for fresh in _of_size(pieces, PARTS_AT_A_TIME):
+        per_row, pool, waiting = fit(np.concatenate([waiting, fresh], axis=1))
+        counts.append(per_row)
+        packed.append(pool)
+    return np.concatenate(counts), np.concatenate(packed, axis=1), waiting
+
+
+def cropped_rows(pieces: Iterable[Int64s], length: int, *, keep: bool) -> ListedPacks:
+    """Full rows of *length* tokens. Pieces that do not fill a row wait for the next ones; the last ones are in none.
+
+    Row k is pieces ``firsts[k]:firsts[k + 1]``, each from token ``offsets`` of its document on. All but the last one go to
+    the end of their documents; that one fills the row. Returns ``firsts``, int64[rows + 1], documents and offsets, int64[pieces].
     """
 
-    firsts: Int64s
-    documents: Int64s
-    offsets: Int64s
-
-
-def cropped_rows(pieces: Iterable[Int64s], length: int, *, keep: bool) -> CroppedRows:
-    """Full rows of *length* tokens. *pieces*, some at a time, are fitted together: int64[3, n], documents, offsets and lengths,
-    none of them 0. Pieces that do not fill a row wait for the next ones; the last ones are in none.
-    """
-    counts, documents, offsets = ([np.empty(0, np.int64)] for _ in range(3))
-    waiting = np.empty((3, 0), np.int64)
-    for fresh in pieces:
-        pool = np.concatenate([waiting, fresh], axis=1)
+    def cropped(pool: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         filling = _Filling(length, crop=True, keep=keep)
         pool = pool[:, filling.add(pool[2], pool[1] > 0)]
-        waiting_numbers = ranges(*np.array(filling.fill(), np.int64).reshape(-1, 2).T)
+        left = ranges(*np.array(filling.fill(), np.int64).reshape(-1, 2).T)
         pool = _with_rests(pool, *np.array(filling.cuts, np.int64).reshape(-1, 2).T)
         per_row, order = filling.rows()
-        counts.append(per_row)
-        documents.append(pool[0, order])
-        offsets.append(pool[1, order])
-        waiting = pool[:, waiting_numbers]
-    return CroppedRows(running_sums(np.concatenate(counts)), np.concatenate(documents), np.concatenate(offsets))
+        return per_row, pool[:, order], pool[:, left]
+
+    counts, (documents, offsets, _), _ = fitted(pieces, cropped)
+    return running_sums(counts), documents, offsets
 
 
 def _with_rests(pool: Int64s, cut: Int64s, taken: Int64s) -> Int64s:
@@ -236,6 +239,10 @@ OnCrop = Literal["drop", "keep"]
 PARTS_AT_A_TIME = 1 << 18
 """Parts of documents that ``fit="best"`` and ``"crop"`` fit together. Another number gives other packs."""
 PACKS_AT_A_TIME = 1 << 14
+WHOLE = 1 << 62
+"""A length that no document has."""
+ListedPacks: TypeAlias = tuple[Int64s, Int64s, Int64s]
+"""``firsts``, ``documents`` and ``offsets`` of `Packs` of listed parts."""
 INDEX_VERSION = 3
 
 log = logging.getLogger(__name__)
@@ -297,7 +304,7 @@ class Packs(NamedTuple):
         if plan.fit == "greedy":
             firsts, offsets = _split(tokens, plan) if plan.split_across_pack else (_whole(tokens, plan), none)
             return cls(tokens, plan, firsts, none, offsets)
-        firsts, documents, offsets = _cropped(tokens, plan) if plan.fit == "crop" else _best(tokens, plan)
+        firsts, documents, offsets = (_cropped if plan.fit == "crop" else _best)(tokens, plan)
         if plan.max_packs is not None:
             firsts = firsts[: plan.max_packs + 1]
             documents, offsets = documents[: firsts[-1]], offsets[: firsts[-1]]
@@ -402,10 +409,21 @@ def _split(tokens: FlatTokens, plan: PackSettings) -> Int64Pair:
     return firsts, offsets
 
 
-def _best(tokens: FlatTokens, plan: PackSettings) -> tuple[Int64s, Int64s, Int64s]:
+def _best(tokens: FlatTokens, plan: PackSettings) -> ListedPacks:
     """``firsts``, ``documents`` and ``offsets`` of packs with little padding."""
-    firsts, (documents, numbers), padding = best_packs(document_parts(tokens, plan), plan.length)
-    if padding >= plan.length:  # in their order, documents may take fewer packs
+
+    def closest(pool: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        firsts, order = best_fit(pool[2], plan.length)
+        pool = pool[:, order]
+        least = int(np.add.reduceat(pool[2], firsts[:-1]).argmin())  # the pack that is filled least waits
+        part = slice(*firsts[least : least + 2].tolist())
+        return np.delete(np.diff(firsts), least), np.delete(pool, part, axis=1), pool[:, part]
+
+    counts, packed, waiting = fitted(document_parts(tokens, plan), closest)
+    documents, numbers, lengths = np.concatenate([packed, waiting], axis=1)
+    last = np.array([waiting.shape[1]])
+    firsts = running_sums(np.concatenate([counts, last[last > 0]]))
+    if (len(firsts) - 1) * plan.length - lengths.sum() >= plan.length:  # in their order, documents may take fewer packs
         starts = end_to_end(parts[2] for parts in document_parts(tokens, plan))
         in_order = first_documents(starts, plan.length, None, tokens.store.url)
         if len(in_order) < len(firsts):
@@ -414,19 +432,10 @@ def _best(tokens: FlatTokens, plan: PackSettings) -> tuple[Int64s, Int64s, Int64
     return firsts, documents, numbers * plan.length
 
 
-def _cropped(tokens: FlatTokens, plan: PackSettings) -> CroppedRows:
+def _cropped(tokens: FlatTokens, plan: PackSettings) -> ListedPacks:
     """The same of full packs, whose last parts may be cut."""
-    return cropped_rows(_of_size(_documents(tokens), PARTS_AT_A_TIME), plan.length, keep=plan.on_crop == "keep")
-
-
-def _documents(tokens: FlatTokens) -> Iterator[Int64s]:
-    """The documents that have a token, some at a time: int64[3, n], their numbers, zeros, and their lengths."""
-    document_count = 0
-    for entries in read_starts(tokens):
-        sizes = np.diff(entries)
-        some = np.flatnonzero(sizes)
-        yield np.stack([some + document_count, np.zeros(len(some), np.int64), sizes[some]])
-        document_count += len(sizes)
+    whole = document_parts(tokens, plan._replace(length=WHOLE))
+    return cropped_rows(whole, plan.length, keep=plan.on_crop == "keep")
 
 
 def first_documents(starts: Iterable[Int64s], length: int, max_packs: int | None, name: str) -> Int64s:
@@ -559,32 +568,6 @@ def kept_index(tokens: FlatTokens, plan: PackSettings, file: IndexFile | None) -
         return made, False
     arrays = file.load()
     return (made, False) if arrays is None else (Packs(tokens, plan, *arrays), True)
-
-
-def best_packs(parts: Iterable[Int64s], length: int) -> tuple[Int64s, Int64s, int]:
-    """Packs with little padding. *parts*, some at a time: int64[3, n], their documents, numbers in these, and lengths. Returns
-    ``firsts``, int64[packs + 1], the documents and numbers of parts, int64[2, n], of which pack k has
-    ``firsts[k]:firsts[k + 1]``, and how many tokens of padding there are. Parts are taken 262,144 at a time, so that
-    memory is bounded and a pack's documents are near each other; those in the pack that is filled least wait for more.
-    """
-    counts, packed, padding = [np.zeros(0, np.int64)], [np.zeros((2, 0), np.int64)], 0
-    waiting = np.zeros((3, 0), np.int64)
-    for fresh in _of_size(parts, PARTS_AT_A_TIME):
-        pool = np.concatenate([waiting, fresh], axis=1)
-        firsts, order = best_fit(pool[2], length)
-        pool = pool[:, order]
-        filled = np.add.reduceat(pool[2], firsts[:-1])
-        least = int(filled.argmin())
-        first, stop = firsts[least : least + 2].tolist()
-        waiting = pool[:, first:stop]
-        counts += [np.diff(firsts[: least + 1]), np.diff(firsts[least + 1 :])]
-        packed += [pool[:2, :first], pool[:2, stop:]]
-        padding += int((length - filled).sum() - (length - filled[least]))
-    if waiting.size:
-        counts.append(np.array([waiting.shape[1]]))
-        packed.append(waiting[:2])
-        padding += length - int(waiting[2].sum())
-    return running_sums(np.concatenate(counts)), np.concatenate(packed, axis=1), padding
 
 
 def _of_size(parts: Iterable[Int64s], size: int) -> Iterator[Int64s]:

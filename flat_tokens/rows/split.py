@@ -11,7 +11,7 @@ from typing import Self, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.annotations import Int64Pair, Int64s, IntPair, UInt8s, UInt32s, UInt64s
+from flat_tokens.annotations import AnyArray, Int64Pair, Int64s, IntPair, UInt8s, UInt32s, UInt64s
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import LOSS_MASK, TOKENS, TokenBatch
 from flat_tokens.rows.documents import chosen_by, key_of, numbers_of
@@ -78,21 +78,27 @@ class FlatTokens:
 
     def slice(self, start: int, stop: int) -> UInt32s:
         """Tokens ``start:stop`` as they are stored: uint32[stop - start], ``id * 2 + starts_a_sequence``."""
-        if not 0 <= start <= stop <= self.token_count:
-            raise IndexError(f"{self.store.url}: there are no tokens {start} to {stop}; there are {self.token_count}")
+        self._check_tokens(start, stop)
         return self.encoded_tokens.read(start, stop)
 
     def mask(self, start: int, stop: int) -> UInt8s:
         """Which of the tokens ``start:stop`` count for the loss: uint8[stop - start], 1 or 0. All do if there is no mask."""
+        self._check_tokens(start, stop)
+        return np.ones(stop - start, np.uint8) if self.loss_mask is None else self.loss_mask.read(start, stop)
+
+    def _check_tokens(self, start: int, stop: int) -> None:
         if not 0 <= start <= stop <= self.token_count:
             raise IndexError(f"{self.store.url}: there are no tokens {start} to {stop}; there are {self.token_count}")
-        return np.ones(stop - start, np.uint8) if self.loss_mask is None else self.loss_mask.read(start, stop)
+
+    def numbers_in(self, indices: AnyArray) -> Int64s:
+        """Whole numbers, checked as those of sequences: int64[n]. IndexError for one that is not 0 to ``seq_count - 1``."""
+        if (outside := indices[(indices < 0) | (indices >= self.seq_count)]).size:
+            raise IndexError(f"{self.store.url}: there is no sequence {outside[0]}; there are {self.seq_count}")
+        return indices.astype(np.int64)
 
     def bounds(self, indices: Int64s) -> Int64Pair:
         """Starts and lengths of many sequences: int64[n], int64[n]. Indices are 0 to ``seq_count - 1``."""
-        indices = np.asarray(indices, np.int64)
-        if (outside := indices[(indices < 0) | (indices >= self.seq_count)]).size:
-            raise IndexError(f"{self.store.url}: there is no sequence {outside[0]}; there are {self.seq_count}")
+        indices = self.numbers_in(np.asarray(indices, np.int64))
         starts, stops = self.seq_starts.take(np.concatenate([indices, indices + 1])).reshape(2, -1)
         if (wrong_ones := np.flatnonzero((stops < starts) | (stops > np.uint64(self.token_count)))).size:
             k = wrong_ones[0]

@@ -6,8 +6,8 @@ on) are derived by its user: in a worker, on a device, inside ``jax.jit``.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import posixpath
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import index
@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.annotations import Bools, Int32s, Int64Pair, Int64s, Integers, JsonObject, UInt32s
-from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import gather_all
 from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.extras import extra
 from flat_tokens.manifest import dataset_of, manifest_of
 from flat_tokens.options import one_of, whole_number, whole_numbers
 from flat_tokens.rows import frameworks
+from flat_tokens.rows.documents import checked_files, fact_of, sources_of, stored_fact
 from flat_tokens.rows.frameworks import Array, Attention, Fields, Framework, bits, namespace_of, places_along, room_for
 
 if TYPE_CHECKING:
@@ -91,25 +91,17 @@ def fill_of(tokens: FlatTokens, starts: Iterable[Int64s], covered: Covered, fill
 
 def _sources(tokens: FlatTokens) -> tuple[list[str], Callable[[int, int], Int64s]]:
     """The names of the sources, and the number of each document's: int64[n] of *n* documents from *first* on."""
-    dataset, split = dataset_of(tokens.store), posixpath.basename(tokens.store.root)
-    made_of = manifest_of(dataset).get("provenance", {}).get("sources") or ()
-    try:
-        files = open_array(dataset / f"documents/{split}/file", "uint64") if made_of else None
-    except FileNotFoundError:
-        files = None
-    if files is None:
-        return [], lambda first, n: np.empty(0, np.int64)
-    of_file = np.repeat(np.arange(len(made_of)), [len(source["files"]) for source in made_of])
+    made_of = sources_of(manifest_of(dataset_of(tokens.store)))
+    of_file = np.repeat(np.arange(len(made_of)), [len(its) for _, its in made_of])
+    files = None
+    with contextlib.suppress(FileNotFoundError):
+        files = stored_fact(tokens, "file")
 
     def numbers(first: int, n: int) -> Int64s:
-        its = files.read(first, first + n) if tokens.numbers is None else files.take(tokens.numbers[first : first + n])
-        if len(its) and int(its.max()) >= len(of_file):
-            raise ValueError(
-                f"a document is of file {its.max()}, but the manifest has {len(of_file)} files: run flat_tokens.verify"
-            )
-        return of_file[its.astype(np.int64)]
+        assert files is not None
+        return of_file[checked_files(fact_of(tokens, files, first, first + n), len(of_file))]
 
-    return [source["name"] for source in made_of], numbers
+    return [name for name, _ in made_of if files is not None], numbers
 
 
 IGNORED_LABEL = -100

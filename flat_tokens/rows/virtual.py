@@ -35,7 +35,7 @@ from flat_tokens.annotations import AnyArray, Bools, Int64Pair, Int64s, JsonObje
 from flat_tokens.arrays.stored import StoredArray, read_gathered, take_gathered
 from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.options import one_of, true_or_false, whole_number, whole_numbers
-from flat_tokens.rows.documents import stored_keys
+from flat_tokens.rows.documents import stored_fact
 from flat_tokens.rows.orders import derive_keys, extended_keys
 from flat_tokens.rows.views import all_starts, overlapped, ranges, read_starts, running_sums, settings_of, spread
 from flat_tokens.stores.cached import Unit
@@ -130,7 +130,7 @@ def selected(tokens: FlatTokens, indices: npt.ArrayLike) -> FlatTokens:
 
     TypeError for indices that are not whole numbers, IndexError for one that is not from 0 to ``seq_count - 1``.
     """
-    numbers = _checked(tokens, np.asarray(indices))
+    numbers = tokens.numbers_in(whole_numbers("indices are whole numbers,", np.asarray(indices)))
     # A selection of a selection is one of the split.
     if tokens.numbers is not None and isinstance(tokens.encoded_tokens, _SelectedTokens):
         numbers, tokens = tokens.numbers[numbers], tokens.encoded_tokens.split
@@ -144,13 +144,6 @@ def selected(tokens: FlatTokens, indices: npt.ArrayLike) -> FlatTokens:
     runs = begin[first], np.append(entries[some[first]], entries[-1])
     encoded = _SelectedTokens(tokens, *runs)
     return _made(tokens, encoded, StartsInMemory(entries.view(np.uint64), tokens.seq_starts.store), numbers=numbers)
-
-
-def _checked(tokens: FlatTokens, indices: AnyArray) -> Int64s:
-    indices = whole_numbers("indices are whole numbers,", indices)
-    if (outside := np.flatnonzero((indices < 0) | (indices >= tokens.seq_count))).size:
-        raise IndexError(f"{tokens.store.url}: there is no sequence {indices[outside[0]]}; there are {tokens.seq_count}")
-    return np.array(indices, np.int64)
 
 
 def _bounds(tokens: FlatTokens, numbers: Int64s) -> Int64Pair:
@@ -478,7 +471,7 @@ def _scaled(bits: UInt64s, counts: Int64s) -> Int64s:
 def _keys_of(tokens: FlatTokens) -> UInt64s:
     """The key of each document, of a dataset without records its number in the split: uint64[seq_count]."""
     try:
-        stored = stored_keys(tokens)
+        stored = stored_fact(tokens, "key")
     except FileNotFoundError:
         numbers = np.arange(tokens.seq_count) if tokens.numbers is None else tokens.numbers
         return numbers.astype(np.uint64)

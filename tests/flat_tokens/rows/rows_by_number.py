@@ -1,11 +1,24 @@
-"""A view without a dataset: its rows are numbers."""
+"""A view without a dataset: its rows are numbers; and what tests compare of batches."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from flat_tokens import Visits
+
+
+def places_of(visits: Visits) -> list[tuple[int, int, int]]:
+    """What was asked for, the step and the row of the batch of each visit."""
+    return list(zip(visits.asked.tolist(), visits.step.tolist(), visits.batch_row.tolist(), strict=True))
+
+
+def same_arrays(found: Iterable[Any], expected: Iterable[Any]) -> bool:
+    """Whether two rows or batches have equal arrays."""
+    return all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 class Row(NamedTuple):

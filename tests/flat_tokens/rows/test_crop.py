@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import time
 from collections import Counter
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,8 @@ from flat_tokens import FlatTokens
 from flat_tokens.rows import packing_index
 from flat_tokens.rows.packing_index import cropped_rows
 from tests.examples import examples
-from tests.made import docs_of, publish_docs, write_sequences
+from tests.flat_tokens.rows.rows_by_number import same_arrays
+from tests.made import docs_of, publish_docs, split_of
 from tests.refusal import refusal
 
 Piece = tuple[int, int, int]
@@ -57,51 +58,18 @@ def rows_by_rule(lengths: list[int], length: int, *, keep: bool, at_a_time: int)
     return rows
 
 
-def written(path: Path, lengths: list[int]) -> FlatTokens:
+def written(lengths: list[int]) -> FlatTokens:
     """Document d is d + 1, again and again."""
-    return flat_tokens.open(write_sequences(path, [[d + 1] * size for d, size in enumerate(lengths)])).train
+    return split_of([[d + 1] * size for d, size in enumerate(lengths)])
 
 
-@given(
-    lengths=st.lists(st.integers(0, 60), max_size=60),
-    length=st.integers(1, 40),
-    keep=st.booleans(),
-    at_a_time=st.integers(1, 40),
-)
-@examples(400)
-def test_rows_are_those_of_the_rule(lengths, length, keep, at_a_time):
-    some = np.flatnonzero(lengths)
-    pieces = np.stack([some, np.zeros_like(some), np.array(lengths, np.int64)[some]])
-    found = cropped_rows((pieces[:, k : k + at_a_time] for k in range(0, len(some), at_a_time)), length, keep=keep)
-    rows = [
-        list(zip(found.documents[a:b].tolist(), found.offsets[a:b].tolist(), strict=True))
-        for a, b in zip(found.firsts[:-1], found.firsts[1:], strict=True)
-    ]
-    assert rows == rows_by_rule(lengths, length, keep=keep, at_a_time=at_a_time)
-
-
-@given(
-    lengths=st.lists(st.integers(0, 40) | st.integers(0, 5), min_size=1, max_size=80),
-    length=st.integers(2, 24),
-    keep=st.booleans(),
-    most=st.none() | st.integers(0, 9),
-    ends=st.sampled_from([{}, {"bos": 7000}, {"bos": 7000, "eos": 7001}]),
-)
-@examples(200)
-def test_packs_hold_what_the_rule_says(tmp_path_factory, lengths, length, keep, most, ends):
-    root = tmp_path_factory.mktemp("crop")
-    train = written(root / "d", lengths)
-    settings = {"fit": "crop", "on_crop": "keep" if keep else "drop", "max_packs": most, **ends}
-    view = train.packed_documents(length, **settings)
-    documents = [
-        [*([7000] if "bos" in ends else []), *[d + 1] * size, *([7001] if "eos" in ends else [])]
-        for d, size in enumerate(lengths)
-    ]
-    rows = rows_by_rule([len(document) for document in documents], length, keep=keep, at_a_time=1 << 18)[:most]
+def assert_packs(view: Any, documents: Sequence[Sequence[int]], rows: list[list[tuple[int, int]]], sizes: Sequence[int]) -> None:
+    """The view has these packs of pieces, (document, offset), each up to the end of its document or of the pack. *sizes*: of all
+    documents, whole.
+    """
     assert len(view) == len(rows)
-    batch = view.batch(np.arange(len(rows)))
-    holding = [set() for _ in lengths]
-    kept = Counter()
+    batch, length = view.batch(np.arange(len(rows))), view.length
+    holding, kept = [set() for _ in documents], Counter()
     for number, row in enumerate(rows):
         tokens, positions, ids = [], [], []
         for document, offset in row:
@@ -111,27 +79,48 @@ def test_packs_hold_what_the_rule_says(tmp_path_factory, lengths, length, keep, 
             ids += [document] * len(part)
             holding[document].add(number)
             kept[document] += len(part)
-        assert batch.tokens[number].tolist() == batch.labels[number].tolist() == tokens
-        assert batch.input_pos[number].tolist() == positions
-        assert batch.document_ids[number].tolist() == ids
-    of, found = view.rows_of(np.arange(len(lengths)))
+        padding = range(length - len(tokens))
+        assert batch.tokens[number].tolist() == tokens + [0 for _ in padding]
+        assert batch.labels[number].tolist() == tokens + [-100 for _ in padding]
+        assert batch.input_pos[number].tolist() == positions + [min(positions[-1] + 1 + k, length - 1) for k in padding]
+        assert batch.document_ids[number].tolist() == ids + [-1 for _ in padding]
+    of, found = view.rows_of(np.arange(len(documents)))
     assert [(d, row) for d, its in enumerate(holding) for row in sorted(its)] == sorted(
         zip(of.tolist(), found.tolist(), strict=True)
     )
-    sizes = [len(document) for document in documents]
     cut = sum(size - kept[d] for d, size in enumerate(sizes) if kept[d])
     dropped = sum(size for d, size in enumerate(sizes) if not kept[d])
-    assert view.fill[:4] == (1.0 if rows else 0.0, sum(sizes), cut, dropped)
-    assert view.fill.sources == {}
-    again = train.packed_documents(length, cache=root / "index", **settings)
-    for one in (again, train.packed_documents(length, cache=root / "index", **settings), pickle.loads(pickle.dumps(again))):
-        assert all(np.array_equal(a, b) for a, b in zip(one.batch(np.arange(len(one))), batch, strict=True))
+    share = pytest.approx(kept.total() / (len(rows) * length)) if rows else 0
+    assert view.fill == (share, sum(sizes), cut, dropped, {})
 
 
-def test_an_index_of_another_dataset_is_an_error(tmp_path):
-    train, other = written(tmp_path / "d", [5, 9, 8, 7]), written(tmp_path / "e", [9, 9, 2, 9])
-    view = train.packed_documents(8, fit="crop")
-    view._index = view._index._replace(tokens=other)
+@given(
+    lengths=st.lists(st.integers(0, 60) | st.integers(0, 5), min_size=1, max_size=80),
+    length=st.integers(1, 40),
+    keep=st.booleans(),
+    at_a_time=st.integers(1, 40) | st.just(1 << 18),
+    most=st.none() | st.integers(0, 9),
+    ends=st.sampled_from([{}, {"bos": 7000}, {"bos": 7000, "eos": 7001}]),
+)
+@examples(400)
+def test_packs_hold_what_the_rule_says(monkeypatch, tmp_path_factory, lengths, length, keep, at_a_time, most, ends):
+    monkeypatch.setattr(packing_index, "PARTS_AT_A_TIME", at_a_time)
+    train, cache = written(lengths), tmp_path_factory.mktemp("crop")
+    settings = {"fit": "crop", "on_crop": "keep" if keep else "drop", "max_packs": most, **ends}
+    view = train.packed_documents(length, **settings)
+    bos, eos = ([ends[name]] if name in ends else [] for name in ("bos", "eos"))
+    documents = [[*bos, *[d + 1] * size, *eos] for d, size in enumerate(lengths)]
+    sizes = [len(document) for document in documents]
+    assert_packs(view, documents, rows_by_rule(sizes, length, keep=keep, at_a_time=at_a_time)[:most], sizes)
+    batch = view.batch(np.arange(len(view)))
+    again = train.packed_documents(length, cache=cache, **settings)
+    for one in (again, train.packed_documents(length, cache=cache, **settings), pickle.loads(pickle.dumps(again))):
+        assert same_arrays(one.batch(np.arange(len(one))), batch)
+
+
+def test_an_index_of_another_dataset_is_an_error():
+    view = written([5, 9, 8, 7]).packed_documents(8, fit="crop")
+    view._index = view._index._replace(tokens=written([9, 9, 2, 9]))
     with refusal("seq_starts is not what the packing index was made of"):
         view.batch(np.arange(len(view)))
 
@@ -142,9 +131,9 @@ def test_two_million_documents_take_seconds(keep):
     lengths = np.maximum(np.random.default_rng(0).lognormal(5.8, 1.1, 2_000_000), 1).astype(np.int64)
     pieces = np.stack([np.arange(len(lengths)), np.zeros(len(lengths), np.int64), lengths])
     begin, size = time.process_time(), packing_index.PARTS_AT_A_TIME
-    found = cropped_rows((pieces[:, k : k + size] for k in range(0, len(lengths), size)), 2048, keep=keep)
+    firsts, *_ = cropped_rows((pieces[:, k : k + size] for k in range(0, len(lengths), size)), 2048, keep=keep)
     assert time.process_time() - begin < 12
-    assert (len(found.firsts) - 1) * 2048 / lengths.sum() > (0.99 if keep else 0.8)
+    assert (len(firsts) - 1) * 2048 / lengths.sum() > (0.99 if keep else 0.8)
 
 
 # What views leave out

@@ -9,7 +9,6 @@ import pickle
 import shutil
 import tracemalloc
 import uuid
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,9 +24,9 @@ import flat_tokens
 from flat_tokens import FlatTokens, TokenBatch, write_dataset
 from flat_tokens.rows import packing, packing_index, views
 from flat_tokens.rows.packing import PackedDocuments, PackedDocumentsView
-from flat_tokens.rows.packing_index import best_fit
 from tests.elsewhere import elsewhere
 from tests.examples import examples
+from tests.flat_tokens.rows.test_crop import assert_packs
 from tests.made import write_sequences
 from tests.refusal import refusal
 
@@ -138,15 +137,6 @@ def test_the_packs_of_the_real_class(reference):
     assert len(cases) == 40
 
 
-@pytest.mark.parametrize("split_across_pack", [False, True])
-def test_empty_documents_stay_in_the_pack_that_they_follow(split_across_pack):
-    """Also in one that is full just there; the first ones, which follow none, belong to the first pack."""
-    view = in_memory([0, 4, 0, 0, 2, 0, 1, 0]).packed_documents(4, split_across_pack=split_across_pack)
-    assert [pack.seq_lens.tolist() for pack in view] == [[0, 4, 0, 0], [2, 0, 1, 0, 1]]
-    assert [pack.document_range.tolist() for pack in view] == [[0, 4], [4, 8]]
-    assert view.batch([0, 1]).seq_lens[1].tolist() == [2, 0, 1, 0, 1]
-
-
 @pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0]])
 @pytest.mark.parametrize("options", [{}, {"split_across_pack": True}, {"fit": "best"}, {"too_long": "cut"}])
 def test_no_tokens_make_no_packs(lengths, options):
@@ -182,6 +172,7 @@ def test_packs_are_torchtunes(sizes, max_packs, padding_idx):
     expected = torchtune_packs(lengths, length, **limits)
     assert packs_of(view) == expected
     assert len(view) == len(expected)
+    assert [sizes.tolist() for sizes in view.batch(range(len(view))).seq_lens] == [pack.seq_lens for pack in expected]
 
 
 @pytest.mark.usefixtures("_small_windows")
@@ -241,47 +232,50 @@ def filled_with_the_longest_that_fit(lengths: list[int], length: int) -> list[li
     return sorted(packs)
 
 
-@given(st.integers(1, 40).flatmap(lambda n: st.tuples(st.lists(st.integers(1, n), max_size=60), st.just(n))))
-@example(([2, 1, 1, 2, 1, 2, 1, 1], 3))
-@examples(300)
-def test_a_pack_is_filled_with_the_longest_pieces_that_fit(sizes):
-    lengths, length = sizes
-    firsts, order = best_fit(np.array(lengths, np.int64), length)
-    packs = [order[first:stop].tolist() for first, stop in itertools.pairwise(firsts)]
-    assert packs == filled_with_the_longest_that_fit(lengths, length)
+def closest_packs(pieces: list[tuple[int, int, int]], length: int, at_a_time: int) -> list[list[tuple[int, int]]]:
+    """Pieces, (document, offset, size), some at a time; the pack that is filled least waits for more. The same pieces in their
+    order, if that takes fewer packs.
+    """
+    packs, waiting = [], []
+    for first in range(0, len(pieces), at_a_time):
+        pool = waiting + pieces[first : first + at_a_time]
+        filled = [[pool[k] for k in pack] for pack in filled_with_the_longest_that_fit([size for *_, size in pool], length)]
+        waiting = min(filled, key=filling)
+        filled.remove(waiting)
+        packs += filled
+    packs += [waiting] * bool(waiting)
+    in_order = [[]]
+    for piece in pieces:
+        if filling([*in_order[-1], piece]) > length:
+            in_order.append([])
+        in_order[-1].append(piece)
+    return [[piece[:2] for piece in pack] for pack in min(packs, in_order, key=len)]
+
+
+def filling(pack: list[tuple[int, int, int]]) -> int:
+    return sum(size for *_, size in pack)
 
 
 @pytest.mark.usefixtures("_small_windows")
-@pytest.mark.parametrize("more", [{"split_across_pack": True}, {"too_long": "cut"}])
-@given(sizes=packings())
-@example(sizes=([4, 3, 3, 4, 3, 3], 10))
-@examples(50)
-def test_closer_packs_hold_every_document_once(sizes, more):
-    """Whole, or in full packs and a rest; and there are never more packs than of the same pieces in their order."""
+@given(
+    packings(),
+    st.sampled_from([{"split_across_pack": True}, {"too_long": "cut"}]),
+    st.integers(1, 30),
+    st.sampled_from([None, 2]),
+)
+@example(([4, 3, 3, 4, 3, 3], 10), {"too_long": "cut"}, 4, None)
+@example(([2, 1, 1, 2, 1, 2, 1, 1], 3), {"too_long": "cut"}, 30, None)
+@examples(400)
+def test_closer_packs_hold_what_the_rule_says(monkeypatch, sizes, more, at_a_time, max_packs):
+    """Documents whole, or in full packs and a rest."""
+    monkeypatch.setattr(packing_index, "PARTS_AT_A_TIME", at_a_time)
     lengths, length = sizes
-    tokens = in_memory(lengths)
-    view = tokens.packed_documents(length, fit="best", **more)
-    seen = []
-    segments = Counter()
-    for pack in view:
-        used = pack.document_ids >= 0
-        seen += zip(pack.document_ids[used].tolist(), pack.tokens[used].tolist(), strict=True)
-        assert (pack.labels == np.where(used, pack.tokens, -100)).all()
-        assert (pack.tokens[~used] == 0).all()
-        assert pack.document_ids[used].tolist() == sorted(pack.document_ids[used].tolist())
-        segments.update((d, np.count_nonzero(pack.document_ids == d)) for d in np.unique(pack.document_ids[used]).tolist())
-        places = [list(range(n)) for n in pack.seq_lens.tolist()]
-        assert pack.input_pos[used].tolist() == list(itertools.chain(*places))[: used.sum()]
-    pieces = [n % length or length if k == n // length else length for n in lengths for k in range(-(-n // length))]
-    if "too_long" in more:
-        pieces = [min(n, length) for n in lengths if n]
-    firsts = np.concatenate([[1], 1 + np.cumsum(lengths)]).astype(int).tolist()
-    kept = [n if "split_across_pack" in more else min(n, length) for n in lengths]
-    assert sorted(seen) == [(d, firsts[d] + k) for d, n in enumerate(kept) for k in range(n)]
-    assert sorted(size for (_, size), count in segments.items() for _ in range(count)) == sorted(pieces)
-    assert len(view) <= len(torchtune_packs(pieces, length, split_across_pack=False))
-    assert packs_of(tokens.packed_documents(length, fit="best", **more)) == packs_of(view)
-    assert packs_of(tokens.packed_documents(length, fit="best", max_packs=2, **more)) == packs_of(view)[:2]
+    firsts = itertools.accumulate(lengths, initial=1)
+    documents = [[*range(first, first + size)] for first, size in zip(firsts, lengths, strict=False)]
+    kept = [document if "split_across_pack" in more else document[:length] for document in documents]
+    pieces = [(d, at, min(len(its) - at, length)) for d, its in enumerate(kept) for at in range(0, len(its), length)]
+    view = in_memory(lengths).packed_documents(length, fit="best", max_packs=max_packs, **more)
+    assert_packs(view, kept, closest_packs(pieces, length, at_a_time)[:max_packs], lengths)
 
 
 # Packs as a sequence
@@ -423,30 +417,6 @@ def test_torch_collates_packs():
         assert isinstance(batch.seq_lens[0], torch.Tensor)
         assert batch.max_seqlen == view.batch([0, 1, 2]).max_seqlen
     assert default_collate([dict(view[0]), dict(view[1])])["tokens"].tolist() == view.batch([0, 1]).tokens.tolist()
-
-
-@needs_torch
-@pytest.mark.parametrize("options", VIEWS)
-def test_documents_of_a_pack_do_not_see_each_other(options):
-    """What attention makes of a document in a pack is what it makes of it alone, and padding makes no NaN."""
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention
-
-    batch = in_memory(LENGTHS).packed_documents(6, framework="torch", **options).batch([0, 1, 2, 3])
-    generator = torch.Generator().manual_seed(1)
-    query, key, value = torch.randn(3, 4, 2, 6, 8, generator=generator, dtype=torch.float64)
-    out = scaled_dot_product_attention(query, key, value, attn_mask=batch.mask()[:, None])
-    assert torch.isfinite(out).all()
-    edges = batch.cu_seqlens.tolist()
-    for begin, end in itertools.pairwise(edges):
-        row, here = begin // 6, slice(begin % 6, (end - 1) % 6 + 1)
-        if batch.document_ids[row, here.start] == -1:
-            assert torch.allclose(out[row, :, here], value[row, :, here])  # padding sees itself
-            continue
-        alone = scaled_dot_product_attention(
-            query[row, :, here][None], key[row, :, here][None], value[row, :, here][None], is_causal=True
-        )
-        assert torch.allclose(out[row, :, here], alone[0])
 
 
 def packs_as_trees() -> list[list[int]]:
