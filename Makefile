@@ -95,7 +95,7 @@ test-newest: $(STAMP) ## Run fast tests of the library with the newest versions 
 
 # What stands on numpy, zarr, fsspec and pyarrow, a test file for each way.
 VERSIONS_TESTS := $(addprefix tests/flat_tokens/,arrays stores record rows/test_views.py rows/test_loader.py rows/test_packing.py \
-	rows/test_lookup.py rows/test_selection.py rows/test_where.py formats/test_conformance.py formats/test_parquet.py text/test_source_formats.py \
+	rows/test_selection.py formats/test_conformance.py formats/test_parquet.py text/test_source_formats.py \
 	test_reader.py test_columns.py test_vocabulary.py test_forgotten.py test_keys.py)
 
 faults: $(TESTS) ## Kill, fail and cut off every command at every operation: at most two hours. Counts go into docs/measured/faults.md.

@@ -49,6 +49,18 @@ def sequences(split: flat_tokens.FlatTokens) -> list[list[int]]:
     return found
 
 
+@pytest.fixture
+def layout() -> LayoutName:
+    return "mmap"
+
+
+@pytest.fixture
+def root(tmp_path: Path, layout: LayoutName) -> Path:
+    """A dataset of SEQUENCES in the layout of the test."""
+    write(tmp_path / "dataset", layout=layout)
+    return tmp_path / "dataset"
+
+
 # Opening and reading
 
 
@@ -65,9 +77,8 @@ def test_a_dataset_at_a_path(tmp_path, layout):
         assert dataset.manifest["totals"]["train"] == {"token_count": 8, "seq_count": 4, "max_token_id": 8}
 
 
-def test_sequences_are_decoded_and_slices_are_not(tmp_path):
-    write(tmp_path / "dataset")
-    train = flat_tokens.open(tmp_path / "dataset").train
+def test_sequences_are_decoded_and_slices_are_not(root):
+    train = flat_tokens.open(root).train
     assert train.sequence(1).tolist() == [3, 4, 5]
     assert train.sequence(1).dtype == np.uint32
     assert train[3].tolist() == train[np.int64(-1)].tolist() == [6, 7, 8]
@@ -78,11 +89,10 @@ def test_sequences_are_decoded_and_slices_are_not(tmp_path):
     assert [sequence.tolist() for sequence in train] == SEQUENCES
 
 
-def test_what_is_not_there_is_an_index_error(tmp_path):
-    write(tmp_path / "dataset")
-    dataset = flat_tokens.open(tmp_path / "dataset")
+def test_what_is_not_there_is_an_index_error(root):
+    dataset = flat_tokens.open(root)
     for i in (4, -5, 2**40):
-        with refusal(f"{tmp_path}/dataset/train: there is no sequence {i}; there are 4", IndexError):
+        with refusal(f"{root}/train: there is no sequence {i}; there are 4", IndexError):
             dataset.train.sequence(i)
     for start, stop in [(0, 9), (-1, 3), (3, 2), (9, 9)]:
         with refusal(f"there are no tokens {start} to {stop}; there are 8", IndexError):
@@ -90,9 +100,8 @@ def test_what_is_not_there_is_an_index_error(tmp_path):
 
 
 @LAYOUTS
-def test_an_empty_split_is_a_split(tmp_path, layout):
-    write(tmp_path / "dataset", layout=layout)
-    validation = flat_tokens.open(tmp_path / "dataset").validation
+def test_an_empty_split_is_a_split(root):
+    validation = flat_tokens.open(root).validation
     assert (validation.token_count, validation.seq_count, validation.max_token_id, len(validation)) == (0, 0, 0, 0)
     assert validation.slice(0, 0).tolist() == []
     assert list(validation) == []
@@ -425,12 +434,11 @@ V2: dict[str, Any] = {
     [pytest.param("compact", by, id=f"v3 {name}") for name, by in V3.items()]
     + [pytest.param("zarr2", by, id=f"v2 {name}") for name, by in V2.items()],
 )
-def test_hostile_metadata_is_refused_by_the_arrays_name(tmp_path, layout, by):
-    write(tmp_path / "dataset", layout=layout)
-    array = tmp_path / "dataset/train/encoded_tokens"
+def test_hostile_metadata_is_refused_by_the_arrays_name(root, layout, by):
+    array = root / "train/encoded_tokens"
     change_file(array / (".zarray" if layout == "zarr2" else "zarr.json"), by)
     with pytest.raises(ValueError, match=str(array)) as raised:
-        flat_tokens.open(tmp_path / "dataset")
+        flat_tokens.open(root)
     assert len(str(raised.value)) < 600
 
 
@@ -453,40 +461,37 @@ def test_hostile_metadata_is_refused_by_the_arrays_name(tmp_path, layout, by):
     ],
     ids=["empty", "open", "list", "null", "number", "text", "nan", "nul", "deep objects", "deep lists", "long number"],
 )
-def test_metadata_that_is_no_metadata_is_refused_by_name(tmp_path, layout, text):
-    write(tmp_path / "dataset", layout=layout)
+def test_metadata_that_is_no_metadata_is_refused_by_name(root, layout, text):
     array = ".zarray" if layout == "zarr2" else "zarr.json"
     group = ".zattrs" if layout == "zarr2" else "zarr.json"
     for path in (f"train/seq_starts/{array}", f"train/{group}", array.replace("array", "group")):
-        good = (tmp_path / "dataset" / path).read_bytes()
-        (tmp_path / "dataset" / path).write_text(text)
-        with refusal(str(tmp_path / "dataset" / path)):
-            flat_tokens.open(tmp_path / "dataset")
-        (tmp_path / "dataset" / path).write_bytes(good)
+        good = (root / path).read_bytes()
+        (root / path).write_text(text)
+        with refusal(str(root / path)):
+            flat_tokens.open(root)
+        (root / path).write_bytes(good)
 
 
 @pytest.mark.usefixtures("small_memory")
 @LAYOUTS
-def test_metadata_of_two_megabytes_is_refused_unread(tmp_path, layout):
-    write(tmp_path / "dataset", layout=layout)
-    path = tmp_path / "dataset/train/encoded_tokens" / (".zarray" if layout == "zarr2" else "zarr.json")
+def test_metadata_of_two_megabytes_is_refused_unread(root, layout):
+    path = root / "train/encoded_tokens" / (".zarray" if layout == "zarr2" else "zarr.json")
     path.write_bytes(path.read_bytes() + b" " * (2 << 20))
     with refusal(f"{path}: is larger than metadata may be"):
-        flat_tokens.open(tmp_path / "dataset")
+        flat_tokens.open(root)
     with path.open("wb") as sparse:
         sparse.truncate(1 << 40)
     with refusal(f"{path}: is larger than metadata may be"):
-        flat_tokens.open(tmp_path / "dataset")
+        flat_tokens.open(root)
 
 
 @pytest.mark.parametrize("wrong", [None, -1, 8.0, True, "8", 2**31, [8], float("nan")])
 @pytest.mark.parametrize("layout", ["mmap", "zarr2"])
-def test_a_wrong_max_token_id_is_refused(tmp_path, layout, wrong):
-    write(tmp_path / "dataset", layout=layout)
-    path = tmp_path / "dataset/train" / (".zattrs" if layout == "zarr2" else "zarr.json")
+def test_a_wrong_max_token_id_is_refused(root, layout, wrong):
+    path = root / "train" / (".zattrs" if layout == "zarr2" else "zarr.json")
     change_file(path, {"max_token_id": wrong} if layout == "zarr2" else {"attributes": {"max_token_id": wrong}})
-    with refusal(f"{tmp_path}/dataset/train: max_token_id is .*, but the format says 0 to 2147483647"):
-        flat_tokens.open(tmp_path / "dataset")
+    with refusal(f"{root}/train: max_token_id is .*, but the format says 0 to 2147483647"):
+        flat_tokens.open(root)
 
 
 @pytest.mark.parametrize("wrong", [None, "true", "missing"])
@@ -506,16 +511,15 @@ def test_a_damaged_attribute_does_not_hide_a_loss_mask(tmp_path, wrong):
 
 @pytest.mark.parametrize("wrong", [-1, None, "max_token_id"])
 @pytest.mark.parametrize("node", ["", "train", "train/encoded_tokens"])
-def test_attributes_that_are_no_object_are_refused(tmp_path, tool, node, wrong):
-    write(tmp_path / "dataset")
-    path = tmp_path / "dataset" / node / "zarr.json"
+def test_attributes_that_are_no_object_are_refused(root, tool, node, wrong):
+    path = root / node / "zarr.json"
     change_file(path, {"attributes": wrong})
     complaint = f"{path}: its attributes are {wrong!r}, not an object of JSON"
     for reading in (flat_tokens.open, flat_tokens.verify, open_corpus):
         with refusal(re.escape(complaint)):
-            reading(str(tmp_path / "dataset"))
+            reading(str(root))
     for command in ("verify", "inspect"):
-        status, out, errors = tool(command, tmp_path / "dataset")
+        status, out, errors = tool(command, root)
         assert status
         assert complaint in out + errors
 
@@ -524,17 +528,16 @@ def test_attributes_that_are_no_object_are_refused(tmp_path, tool, node, wrong):
 @pytest.mark.parametrize(
     ("layout", "name"), [("compact", "clevel"), ("zarr2", "clevel"), ("compact", "level"), ("zarr2", "level")]
 )
-def test_a_level_that_is_no_number_is_refused(tmp_path, layout, name, wrong):
-    write(tmp_path / "dataset", layout=layout)
+def test_a_level_that_is_no_number_is_refused(root, layout, name, wrong):
     array = "encoded_tokens" if name == "clevel" else "seq_starts"
-    path = tmp_path / "dataset/train" / array / (".zarray" if layout == "zarr2" else "zarr.json")
+    path = root / "train" / array / (".zarray" if layout == "zarr2" else "zarr.json")
 
     def damage(metadata: dict[str, Any]) -> None:
         (metadata["compressor"] if layout == "zarr2" else sharding(metadata)["codecs"][-1]["configuration"])[name] = wrong
 
     change_file(path, damage)
     with refusal(re.escape(f"{array}: has {name} {wrong!r} of ")):
-        flat_tokens.open(tmp_path / "dataset")
+        flat_tokens.open(root)
 
 
 def test_a_split_whose_attributes_were_removed_is_gone_not_wrong(tmp_path):
@@ -565,25 +568,23 @@ def rewrite_starts(root: Path, entries: list[int]) -> None:
         ([2**64 - 1, 2, 5, 8], "begins with 18446744073709551615 instead of 0"),
     ],
 )
-def test_seq_starts_that_cannot_be_are_refused(tmp_path, entries, complaint):
-    write(tmp_path / "dataset")
-    rewrite_starts(tmp_path / "dataset", entries)
-    with refusal(f"{tmp_path}/dataset/train/seq_starts: {complaint}"):
-        flat_tokens.open(tmp_path / "dataset")
+def test_seq_starts_that_cannot_be_are_refused(root, entries, complaint):
+    rewrite_starts(root, entries)
+    with refusal(f"{root}/train/seq_starts: {complaint}"):
+        flat_tokens.open(root)
 
 
 @pytest.mark.usefixtures("small_memory")
 @pytest.mark.parametrize(("start", "stop"), [(5, 2), (2, 9), (2, 2**40), (2**63, 8), (2**64 - 1, 8), (3, 2**64 - 1)])
-def test_seq_starts_that_decrease_or_exceed_are_refused_where_they_are_read(tmp_path, start, stop):
+def test_seq_starts_that_decrease_or_exceed_are_refused_where_they_are_read(root, start, stop):
     """Opening does not read them all: the sequence says so, and verify does."""
-    write(tmp_path / "dataset")
-    rewrite_starts(tmp_path / "dataset", [0, start, stop, 8, 8])
-    train = flat_tokens.open(tmp_path / "dataset").train
+    rewrite_starts(root, [0, start, stop, 8, 8])
+    train = flat_tokens.open(root).train
     with refusal(f"train: seq_starts says that sequence 1 is tokens {start} to {stop}, but there are 8"):
         train.sequence(1)
     assert train.slice(0, 8).tolist() == ENCODED
     with refusal("train/seq_starts decreases"):
-        flat_tokens.verify(tmp_path / "dataset", "full")
+        flat_tokens.verify(root, "full")
 
 
 ZEROS = np.zeros(64 << 20, np.uint8)
@@ -622,16 +623,15 @@ def test_a_decompression_bomb_is_refused(tmp_path, way, bomb, array):
 
 @pytest.mark.parametrize("frame", [CLAIM, numcodecs.Zstd(1).encode(ZEROS)], ids=["claimed", "inflated"])
 @pytest.mark.parametrize("layout", ["compact", "zarr2"])
-def test_a_decompression_bomb_in_our_layouts_is_refused(tmp_path, layout, frame):
+def test_a_decompression_bomb_in_our_layouts_is_refused(root, layout, frame):
     import google_crc32c
 
-    write(tmp_path / "dataset", layout=layout)
     index = np.full((4096, 2), 2**64 - 1, "<u8")
     index[0] = 0, len(frame)
     shard = frame + index.tobytes() + google_crc32c.value(index.tobytes()).to_bytes(4, "little")
-    path = tmp_path / "dataset/train/encoded_tokens" / ("0" if layout == "zarr2" else "c/0")
+    path = root / "train/encoded_tokens" / ("0" if layout == "zarr2" else "c/0")
     path.write_bytes(frame if layout == "zarr2" else shard)
-    train = flat_tokens.open(tmp_path / "dataset").train
+    train = flat_tokens.open(root).train
     tracemalloc.start()
     with refusal(f"{path}: inner chunk 0 does not decompress"):
         train.sequence(0)
@@ -642,23 +642,21 @@ def test_a_decompression_bomb_in_our_layouts_is_refused(tmp_path, layout, frame)
 
 @pytest.mark.usefixtures("small_memory")
 @LAYOUTS
-def test_an_object_far_larger_than_its_chunk_is_refused_unread(tmp_path, layout):
-    write(tmp_path / "dataset", layout=layout)
-    path = tmp_path / "dataset/train/encoded_tokens" / ("0" if layout == "zarr2" else "c/0")
+def test_an_object_far_larger_than_its_chunk_is_refused_unread(root, layout):
+    path = root / "train/encoded_tokens" / ("0" if layout == "zarr2" else "c/0")
     with path.open("r+b") as sparse:
         sparse.truncate(1 << 40)
     with refusal(f"{path}: "):
-        flat_tokens.open(tmp_path / "dataset").train.sequence(0)
+        flat_tokens.open(root).train.sequence(0)
 
 
 @LAYOUTS
-def test_a_shape_without_the_tokens_is_refused_by_the_arrays_name(tmp_path, layout):
+def test_a_shape_without_the_tokens_is_refused_by_the_arrays_name(root, layout):
     """Metadata and seq_starts may agree on 2**46 tokens; asking for them does not take the machine down."""
-    write(tmp_path / "dataset", layout=layout)
-    rewrite_starts(tmp_path / "dataset", [0, 2**46])
-    array = tmp_path / "dataset/train/encoded_tokens"
+    rewrite_starts(root, [0, 2**46])
+    array = root / "train/encoded_tokens"
     change_file(array / (".zarray" if layout == "zarr2" else "zarr.json"), {"shape": [2**46]})
-    train = flat_tokens.open(tmp_path / "dataset").train
+    train = flat_tokens.open(root).train
     with refusal(f"{array}: items 0 to {2**46} do not fit into memory", MemoryError):
         train.sequence(0)
     with refusal(str(array), FileNotFoundError):

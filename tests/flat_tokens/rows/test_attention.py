@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import flat_tokens
 from tests.examples import examples
 from tests.flat_tokens.rows.test_crop import written
-from tests.made import in_memory
 from tests.refusal import refusal
 
 needs_torch = pytest.mark.needs("torch")
@@ -62,8 +60,8 @@ def bounds_of(batch: Any) -> list[int]:
 def batches(draw: st.DrawFn) -> tuple[Any, Any, Any]:
     """A view, three of its rows, and the same view of torch tensors. None for a view without rows."""
     name, settings = draw(st.sampled_from(VIEWS))
-    length, url = draw(st.integers(2, 24)), in_memory([[d + 1] * size for d, size in enumerate(draw(LENGTHS))])
-    view = getattr(flat_tokens.open(url).train, name)(length, **settings)
+    length, train = draw(st.integers(2, 24)), written(draw(LENGTHS))
+    view = getattr(train, name)(length, **settings)
     if not len(view):
         return view, None, None
     as_torch = {key: value for key, value in settings.items() if key != "bos"}
@@ -148,12 +146,12 @@ def _by_blocks(made: Any, expected: np.ndarray[Any, Any], size: int) -> np.ndarr
 
 @needs_torch
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_attention_with_the_block_mask_is_that_with_the_dense_one(tmp_path):
+def test_attention_with_the_block_mask_is_that_with_the_dense_one():
     import torch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
     from torch.nn.functional import scaled_dot_product_attention
 
-    train = written(tmp_path / "d", np.random.default_rng(0).integers(0, 200, 60).tolist())
+    train = written(np.random.default_rng(0).integers(0, 200, 60).tolist())
     torch.manual_seed(0)
     query, key, value = torch.randn(3, 2, 2, 256, 8)
     for view in (train.packed(256), train.blocks(256), train.packed_documents(256), train.packed_documents(256, fit="crop")):
@@ -167,8 +165,8 @@ def test_attention_with_the_block_mask_is_that_with_the_dense_one(tmp_path):
 
 @pytest.mark.slow
 @needs_jax
-def test_bounds_of_jax_arrays_are_those_of_numpy(tmp_path):
-    train = written(tmp_path / "d", [5, 3, 0, 9, 2, 7])
+def test_bounds_of_jax_arrays_are_those_of_numpy():
+    train = written([5, 3, 0, 9, 2, 7])
     for name, settings in VIEWS:
         expected = getattr(train, name)(8, **settings).batch([1, 0])
         found = getattr(train, name)(8, **settings, framework="jax").batch([1, 0])

@@ -1,24 +1,24 @@
-"""Rows for today's kernels: padding of documents, first and end-of-text tokens that are not stored, batches by length."""
+"""Rows for today's kernels: padding of documents, first and end-of-text tokens that are not stored, batches by length, hosts with
+equal costs of attention.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens
-from flat_tokens import BucketedLoader, FlatTokens
-from tests.examples import examples
-from tests.made import write_sequences
+from flat_tokens import BlockOrder, BucketedLoader, FillInMiddle, FlatTokens, ShuffledLoader
+from flat_tokens.rows.loader import dealt
+from tests.examples import NIGHTLY, examples
+from tests.flat_tokens.rows.rows_by_number import Numbers, places_of
+from tests.flat_tokens.rows.test_crop import written
+from tests.made import split_of, write_sequences
 from tests.refusal import refusal
 
 EOS, PAD = 9002, 9003
-
-
-def written(path: Path, documents: list[list[int]]) -> FlatTokens:
-    return flat_tokens.open(write_sequences(path, documents)).train
 
 
 def documents_of(lengths: list[int]) -> list[list[int]]:
@@ -32,8 +32,8 @@ def test_ends_are_read_from_long_datasets_in_many_places(tmp_path):
     """More documents than one sample of the index has, empty ones in a row, and a document of many rows."""
     lengths = np.random.default_rng(1).integers(0, 4, 5000).tolist() + [0] * 300 + [3000] + [0] * 200 + [2] * 400
     documents = documents_of(lengths)
-    plain = written(tmp_path / "plain", documents).packed(128, bos=0, eos=EOS)
-    expected = written(tmp_path / "stored", [[0, *document, EOS] for document in documents]).packed(128)
+    plain = flat_tokens.open(write_sequences(tmp_path / "plain", documents)).train.packed(128, bos=0, eos=EOS)
+    expected = split_of([[0, *document, EOS] for document in documents]).packed(128)
     rows = np.random.default_rng(2).permutation(len(expected))
     assert np.array_equal(plain.batch(rows).encoded, expected.batch(rows).encoded)
 
@@ -47,12 +47,11 @@ def test_ends_are_read_from_long_datasets_in_many_places(tmp_path):
     settings=st.sampled_from([{}, {"fit": "best"}, {"too_long": "cut"}, {"too_long": "cut", "fit": "best"}]),
 )
 @examples(60)
-def test_documents_are_padded_as_if_the_padding_were_theirs(tmp_path_factory, lengths, pad_to, settings):
-    root, documents = tmp_path_factory.mktemp("padded"), documents_of(lengths)
-    length = 24 if "too_long" in settings else 48
-    plain = written(root / "plain", documents).packed_documents(length, pad_to=pad_to, padding_idx=PAD, **settings)
+def test_documents_are_padded_as_if_the_padding_were_theirs(lengths, pad_to, settings):
+    documents, length = documents_of(lengths), 24 if "too_long" in settings else 48
+    plain = split_of(documents).packed_documents(length, pad_to=pad_to, padding_idx=PAD, **settings)
     longer = [[*document, *[PAD] * (-len(document) % pad_to)] for document in documents]
-    expected = written(root / "longer", longer).packed_documents(length, padding_idx=PAD, **settings)
+    expected = split_of(longer).packed_documents(length, padding_idx=PAD, **settings)
     assert len(plain) == len(expected)
     found, other = (view.batch(np.arange(len(view))) for view in (plain, expected))
     for name in ("tokens", "input_pos", "document_ids", "document_range"):
@@ -73,8 +72,8 @@ def test_documents_are_padded_as_if_the_padding_were_theirs(tmp_path_factory, le
     data=st.data(),
 )
 @examples(60)
-def test_batches_have_one_bucket_and_keep_their_budget(tmp_path_factory, lengths, buckets, epochs, hosts, data):
-    train = written(tmp_path_factory.mktemp("buckets") / "d", documents_of(lengths))
+def test_batches_have_one_bucket_and_keep_their_budget(lengths, buckets, epochs, hosts, data):
+    train = split_of(documents_of(lengths))
     budget = data.draw(st.integers(buckets[-1] * hosts, 400 + buckets[-1] * hosts))
     loader = BucketedLoader(train, buckets, budget, 3, epochs=epochs, multiple_of=hosts, pad_id=PAD)
     seen = []
@@ -96,7 +95,7 @@ def test_batches_have_one_bucket_and_keep_their_budget(tmp_path_factory, lengths
     assert sorted(per_epoch) == filled
     assert loader.left_out == lengths.count(0)
     found = loader.seen(np.arange(len(lengths)))
-    assert list(zip(*(f.tolist() for f in (found.asked, found.step, found.batch_row)), strict=True)) == sorted(seen)
+    assert places_of(found) == sorted(seen)
     start = data.draw(st.integers(0, len(loader)))
     later = BucketedLoader(train, buckets, budget, 3, epochs=epochs, multiple_of=hosts, pad_id=PAD, start=start)
     assert [later.indices(step).tolist() for step in range(len(later))] == [
@@ -113,8 +112,8 @@ def test_batches_have_one_bucket_and_keep_their_budget(tmp_path_factory, lengths
         assert len(found.step) == sum(len(whole.indices(step)) for step in range(len(whole)))
 
 
-def test_epochs_by_length_differ_and_go_on_without_end(tmp_path):
-    train = written(tmp_path / "d", documents_of(np.random.default_rng(0).integers(1, 60, 400).tolist()))
+def test_epochs_by_length_differ_and_go_on_without_end():
+    train = split_of(documents_of(np.random.default_rng(0).integers(1, 60, 400).tolist()))
     loader = BucketedLoader(train, [16, 32, 64], 512, 1, epochs=None, eos=EOS)
     epochs = [
         [loader.indices(step).tolist() for step in range(k * loader.epoch_steps, (k + 1) * loader.epoch_steps)] for k in (0, 1)
@@ -126,8 +125,8 @@ def test_epochs_by_length_differ_and_go_on_without_end(tmp_path):
         assert [batch.length.tolist() for batch in steps] == [loader[step].length.tolist() for step in range(5, 9)]
 
 
-def test_batches_by_length_that_cannot_be_are_refused(tmp_path):
-    train = written(tmp_path / "d", documents_of([5, 9]))
+def test_batches_by_length_that_cannot_be_are_refused():
+    train = split_of(documents_of([5, 9]))
     for lengths, budget, settings, complaint in (
         ([], 64, {}, "each larger than the last"),
         ([8, 8], 64, {}, "each larger than the last"),
@@ -140,3 +139,61 @@ def test_batches_by_length_that_cannot_be_are_refused(tmp_path):
             BucketedLoader(train, lengths, budget, **settings)  # type: ignore[arg-type]
     with refusal(r"batches of 6, 3 rows do not divide evenly among 2 processes. Set multiple_of=2"):
         BucketedLoader(train, [8, 16], 48).shard(0, 2)
+
+
+@pytest.fixture
+def train() -> FlatTokens:
+    return written(np.minimum(np.random.default_rng(0).lognormal(2.5, 1.2, 250).astype(int) + 1, 64).tolist())
+
+
+@given(costs=st.lists(st.integers(0, 1000), max_size=40), hosts=st.integers(1, 9))
+@examples(200)
+def test_the_dearest_row_goes_to_the_host_with_the_least_cost(costs, hosts):
+    counts = np.diff(np.arange(hosts + 1) * len(costs) // hosts)
+    sums, given_rows, expected = [0] * hosts, [0] * hosts, {}
+    for row in sorted(range(len(costs)), key=lambda row: (-costs[row], row)):
+        host = min((host for host in range(hosts) if given_rows[host] < counts[host]), key=lambda host: (sums[host], host))
+        expected[row] = host
+        sums[host] += costs[row]
+        given_rows[host] += 1
+    assert dealt(np.array(costs, np.int64), counts).tolist() == [expected[row] for row in range(len(costs))]
+
+
+@pytest.mark.parametrize("settings", [{}, {"fit": "best"}, {"fit": "crop"}, {"split_across_pack": True}, {"pad_to": 4}], ids=str)
+def test_costs_are_the_squares_of_the_segments(train, settings):
+    view = train.packed_documents(64, **settings)
+    rows = np.arange(len(view))[::-1]
+    expected = [int((np.diff(view[row].cu_seqlens).astype(int) ** 2).sum()) for row in rows.tolist()]
+    assert view.attention_costs(rows).tolist() == expected
+
+
+@pytest.mark.parametrize(("order", "drop_last"), [("shuffled", True), (BlockOrder(8, 4, 2), False)], ids=str)
+@pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=NIGHTLY)], ids=["some", "all"])
+def test_hosts_share_the_same_rows_of_every_step(train, order, drop_last, is_whole):
+    view = train.packed_documents(64, fim=FillInMiddle(0.5, 0.5, 901, 902, 903), too_long="cut")
+    settings = {"epochs": 2, "order": order, "drop_last": drop_last}
+    plain, balanced = (ShuffledLoader(view, 16, 3, balance=balance, **settings) for balance in (False, True))
+    worse = better = 0.0
+    for step in range(len(plain)):
+        batch = plain[step].tokens.tolist()
+        assert balanced[step].tokens.tolist() == batch
+        for hosts in (1, 2, 4, 8, 16) if is_whole else ((4, 1, 4, 2, 4, 8, 4, 16)[step % 8],):
+            parts = [balanced.shard(host, hosts) for host in range(hosts)]
+            later = ShuffledLoader(view, 16, 3, balance=True, start=plain.position(step), **settings)
+            rows = [part.indices(step).tolist() for part in parts]
+            assert rows == [later.shard(host, hosts).indices(0).tolist() for host in range(hosts)]
+            assert [len(its) for its in rows] == [len(plain.shard(host, hosts).indices(step)) for host in range(hosts)]
+            assert sorted(row for its in rows for row in its) == sorted(plain.indices(step).tolist())
+            if hosts == 4:
+                assert sorted(row for part in parts for row in part[step].tokens.tolist()) == sorted(batch)
+                worse += max(view.attention_costs(plain.shard(host, hosts).indices(step)).sum() for host in range(hosts))
+                better += max(view.attention_costs(part.indices(step)).sum() for part in parts)
+    assert better < worse
+    visits = balanced.shard(0, 2).visits(np.arange(len(view)))
+    assert all(plain.indices(step)[row] == of for step, row, of in zip(visits.step, visits.batch_row, visits.row, strict=True))
+
+
+def test_views_without_documents_are_refused(train):
+    for view in (train.packed(64), Numbers(8)):
+        with pytest.raises(TypeError, match="balance is for packed_documents"):
+            ShuffledLoader(view, 2, balance=True)

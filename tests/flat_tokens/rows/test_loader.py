@@ -30,7 +30,7 @@ from flat_tokens.rows.mixture import MixedBatch, Mixture
 from flat_tokens.rows.orders import ReferenceOrder
 from tests.elsewhere import FRAMEWORKS, in_framework
 from tests.examples import examples
-from tests.flat_tokens.rows.rows_by_number import Numbers, Row
+from tests.flat_tokens.rows.rows_by_number import Numbers, Row, same_arrays
 from tests.made import write_sequences
 from tests.refusal import refusal
 
@@ -364,23 +364,6 @@ def test_mixtures_never_change():
     assert index.tolist() == [192, 58, 331, 970, 5, 568, 9, 441, 60, 458, 2, 45]
 
 
-def draws(sources: Mixture, positions: int) -> tuple[Int64s, Int64s]:
-    batches = [sources.indices(step) for step in range(positions // sources.batch_size)]
-    return np.concatenate([source for source, _ in batches]), np.concatenate([index for _, index in batches])
-
-
-@pytest.mark.parametrize(
-    ("rows", "weights", "drawn"),
-    [([5_000], [1], 5_000), ([5_000, 20_000], [1, 1], 9_920), ([20_000, 300], [0.999, 0.001], 19_950)],
-)
-def test_a_row_comes_again_when_all_others_have_come(rows, weights, drawn):
-    """Up to an epoch's last sample, though a block is far longer than the epoch."""
-    source, index = draws(Mixture([(Numbers(n), weight) for n, weight in zip(rows, weights, strict=True)], 10, 3), drawn)
-    first = index[source == 0]
-    assert rows[0] * 0.95 < len(first) <= rows[0]
-    assert len(set(first.tolist())) == len(first)
-
-
 @given(weights=st.lists(st.floats(0.01, 100) | st.integers(1, 100), min_size=1, max_size=6), block=st.integers(0, 200))
 def test_every_block_has_the_weights_parts_to_one_sample(weights, block):
     """And a cycle of blocks to half a millionth of itself, in integers, so that no machine counts another way."""
@@ -453,7 +436,7 @@ def test_every_kind_of_view_can_be_mixed(tmp_path):
         for row, (k, i) in enumerate(zip(batch.source.tolist(), batch.index.tolist(), strict=True)):
             expected = views[k].batch(np.array([i]))
             assert type(batch.samples) is type(expected)
-            assert all(np.array_equal(field[row], one[0]) for field, one in zip(batch.samples, expected, strict=True))
+            assert same_arrays((field[row] for field in batch.samples), (one[0] for one in expected))
 
 
 def test_views_of_different_kinds_are_not_mixed(tmp_path):

@@ -27,6 +27,7 @@ from flat_tokens import (
 )
 from flat_tokens.vocabulary import Vocabulary, load_vocabulary
 from tests.examples import examples
+from tests.flat_tokens.rows.rows_by_number import places_of, same_arrays
 from tests.made import docs_of, publish_docs
 from tests.refusal import refusal
 
@@ -137,13 +138,13 @@ def test_rows_are_those_of_documents_that_are_stored_so(
         assert view.fill == expected.fill
         of_epoch = view.of_epoch(epoch)
         rows = np.arange(len(view))
-        assert all(np.array_equal(a, b) for a, b in zip(of_epoch.batch(rows), expected.batch(rows), strict=True))
+        assert same_arrays(of_epoch.batch(rows), expected.batch(rows))
         for i in data.draw(st.lists(st.integers(0, len(view) - 1), max_size=2)) if len(view) else []:
-            assert all(np.array_equal(a, b) for a, b in zip(of_epoch[i], expected[i], strict=True))
+            assert same_arrays(of_epoch[i], expected[i])
         every = np.arange(len(documents))
         assert [r.tolist() for r in view.rows_of(every)] == [r.tolist() for r in expected.rows_of(every)]
         again = pickle.loads(pickle.dumps(of_epoch))
-        assert all(np.array_equal(a, b) for a, b in zip(again.batch(rows[:3]), of_epoch.batch(rows[:3]), strict=True))
+        assert same_arrays(again.batch(rows[:3]), of_epoch.batch(rows[:3]))
 
 
 def test_cuts_are_even_and_others_in_each_epoch(tmp_path):
@@ -177,7 +178,7 @@ def test_a_run_goes_on_at_every_step_on_any_hosts_with_the_cuts_of_its_epoch(tmp
         assert np.array_equal(whole[step].tokens[batch_row], by_epoch[epoch][row])
     seen = whole.seen(np.arange(60))
     held = [(batch.document_ids, step) for step, batch in enumerate(whole)]
-    assert list(zip(seen.asked.tolist(), seen.step.tolist(), seen.batch_row.tolist(), strict=True)) == [
+    assert places_of(seen) == [
         (document, step, row)
         for document in range(60)
         for ids, step in held

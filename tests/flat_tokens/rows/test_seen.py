@@ -15,7 +15,8 @@ import flat_tokens
 from flat_tokens import BlockOrder, ReferenceOrder, ShuffledLoader
 from tests.elsewhere import FRAMEWORKS, in_framework
 from tests.examples import NIGHTLY
-from tests.flat_tokens.rows.rows_by_number import Numbers
+from tests.flat_tokens.rows.rows_by_number import Numbers, places_of
+from tests.flat_tokens.rows.test_crop import written
 from tests.made import write_sequences
 from tests.refusal import refusal
 
@@ -45,8 +46,7 @@ def test_the_steps_of_rows_are_what_looking_at_every_batch_finds(data, rows, epo
     loader = ShuffledLoader(Numbers(rows), batch_size, 5, order=order, epochs=epochs, start=start, drop_last=drop_last)
     expected = visits_one_by_one(loader, rows)
     found = loader.visits(np.arange(rows))
-    each = [(row, step, batch_row) for row, places in enumerate(expected) for step, batch_row in places]
-    assert list(zip(*(field.tolist() for field in (found.asked, found.step, found.batch_row)), strict=True)) == each
+    assert places_of(found) == [(row, *place) for row, places in enumerate(expected) for place in places]
     position = found.step * batch_size + start
     assert ((found.epoch == position // epoch) | (found.epoch == (position + batch_size - 1) // epoch)).all()
     assert [steps.tolist() for steps in loader.steps_of(np.arange(rows))] == [[s for s, _ in places] for places in expected]
@@ -99,19 +99,17 @@ def tokens_of_rows(view: Any) -> list[set[int]]:
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_documents_are_seen_in_the_rows_that_hold_their_tokens(tmp_path, name):
-    lengths = np.random.default_rng(3).integers(0, 10, 120)
-    write_sequences(tmp_path / "d", [[i + 1] * n for i, n in enumerate(lengths.tolist())])
+def test_documents_are_seen_in_the_rows_that_hold_their_tokens(name):
     kind, settings = VIEWS[name]
-    view = getattr(flat_tokens.open(tmp_path / "d").train, kind)(**settings)
+    view = getattr(written(np.random.default_rng(3).integers(0, 10, 120).tolist()), kind)(**settings)
     rows = tokens_of_rows(view)
     loader = ShuffledLoader(view, 16, 2, epochs=2)
-    found, places_of = loader.seen(np.arange(120)), visits_one_by_one(loader, len(view))
+    found, visited = loader.seen(np.arange(120)), visits_one_by_one(loader, len(view))
     for document in range(120):
         holding = [row for row, ids in enumerate(rows) if document + 1 in ids]
         if kind == "documents":
             holding = [document]
-        expected = sorted((step, place, row) for row in holding for step, place in places_of[row])
+        expected = sorted((step, place, row) for row in holding for step, place in visited[row])
         mine = np.flatnonzero(found.asked == document)
         assert list(zip(*(f[mine].tolist() for f in (found.step, found.batch_row, found.row)), strict=True)) == expected
         if document % 40 == 7:

@@ -1,26 +1,32 @@
-"""Rows of a selection, against those of a dataset that is written from the selected documents."""
+"""Documents that are chosen, by number, key or expression: rows of a selection, against those of a dataset that is written from
+the selected documents; keys, against looking at every key; expressions, against sqlite.
+"""
 
 from __future__ import annotations
 
 import pickle
+import sqlite3
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens
-from flat_tokens import BucketedLoader, Ledger, Mixture, ShuffledLoader
-from flat_tokens.rows import virtual
+from flat_tokens import BucketedLoader, FlatTokens, Ledger, Mixture, ShuffledLoader
+from flat_tokens.rows import documents, virtual
+from flat_tokens.rows.where import parse
 from tests.examples import examples
-from tests.made import masked_split, write_sequences
+from tests.made import docs_of, masked_split, publish_docs, split_of, write_sequences
 from tests.refusal import refusal
 
 Document = list[tuple[int, bool]]
 """Token ids, each with whether it counts."""
 
-documents = st.lists(st.lists(st.tuples(st.integers(1, 99), st.booleans()), max_size=8), min_size=1, max_size=12)
+some_documents = st.lists(st.lists(st.tuples(st.integers(1, 99), st.booleans()), max_size=8), min_size=1, max_size=12)
 DOCUMENTS: list[Document] = [[(5, True), (6, True), (7, True)], [], [(8, True)], [(9, True), (10, True)], [(11, True)]]
 
 
@@ -82,20 +88,19 @@ def test_the_callers_indices_may_change_later():
 
 
 @given(
-    documents,
+    some_documents,
     st.data(),
     st.sampled_from(["mmap", "compact", "zarr2"]),
     st.booleans(),
     st.sampled_from([{}, {"eos": 2}, {"bos": 1, "eos": 2}]),
 )
 @examples(60)
-def test_rows_are_those_of_a_dataset_of_the_documents(all_of_them, data, layout, masked, ends):
+def test_rows_are_those_of_a_dataset_of_the_documents(monkeypatch, all_of_them, data, layout, masked, ends):
     """Of every view, one by one and together."""
     indices = data.draw(st.lists(st.integers(0, len(all_of_them) - 1), max_size=16))
     length = data.draw(st.integers(1, 9))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(virtual, "DENSE", data.draw(st.sampled_from([0, 8])))
-        chosen = masked_split(all_of_them, layout, masked).select(indices=indices)
+    monkeypatch.setattr(virtual, "DENSE", data.draw(st.sampled_from([0, 8])))
+    chosen = masked_split(all_of_them, layout, masked).select(indices=indices)
     written = masked_split([all_of_them[i] for i in indices], layout, masked)
     for rows in ("packed", "documents", "blocks"):
         found, expected = (getattr(split, rows)(length, **ends) for split in (chosen, written))
@@ -115,25 +120,21 @@ def test_rows_are_those_of_a_dataset_of_the_documents(all_of_them, data, layout,
 def test_loaders_and_mixtures_take_selections():
     train = masked_split([[(10 * i + j, True) for j in range(i % 4 + 1)] for i in range(1, 40)], masked=False)
     indices = np.arange(38, -1, -2)
-    chosen, written = (
-        train.select(indices=indices),
-        masked_split([[(int(t), True) for t in train.sequence(i)] for i in indices], masked=False),
-    )
-    for split in (chosen, pickle.loads(pickle.dumps(chosen))):
-        loaders = [ShuffledLoader(one.packed(8), 2, seed=3) for one in (split, written)]
-        assert [loaders[0].digest(step) for step in range(len(loaders[0]))] == [
-            loaders[1].digest(i) for i in range(len(loaders[1]))
-        ]
-    mixtures = [Mixture({"a": (one.documents(4), 3), "b": (train.documents(4), 1)}, 8, seed=1) for one in (chosen, written)]
-    assert [mixtures[0].digest(step) for step in range(5)] == [mixtures[1].digest(step) for step in range(5)]
-    buckets = [BucketedLoader(one, [2, 4], 8, seed=5) for one in (chosen, written)]
-    assert [buckets[0].digest(step) for step in range(len(buckets[0]))] == [buckets[1].digest(i) for i in range(len(buckets[1]))]
-    assert buckets[0].seen(3).step.tolist() == buckets[1].seen(3).step.tolist()
+    chosen, written = train.select(indices=indices), split_of([train.sequence(i) for i in indices])
+    for make in (
+        lambda one: ShuffledLoader(one.packed(8), 2, seed=3),
+        lambda one: Mixture({"a": (one.documents(4), 3), "b": (train.documents(4), 1)}, 8, seed=1, steps=5),
+        lambda one: BucketedLoader(one, [2, 4], 8, seed=5),
+    ):
+        found, again, expected = map(make, (chosen, pickle.loads(pickle.dumps(chosen)), written))
+        assert [*map(found.digest, range(len(found)))] == [*map(expected.digest, range(len(expected)))]
+        assert [*map(again.digest, range(len(again)))] == [*map(expected.digest, range(len(expected)))]
+    assert found.seen(3).step.tolist() == expected.seen(3).step.tolist()
 
 
 def test_each_selection_has_a_packing_index_of_its_own(tmp_path):
     """Though it is of a dataset whose manifest has a digest of all entries, and has as many documents and tokens."""
-    train = flat_tokens.open(write_sequences(tmp_path / "made", [[1], [2, 3], [4, 5], [6]])).train
+    train = split_of([[1], [2, 3], [4, 5], [6]])
     packs = [train.select(indices=indices).packed_documents(3, cache=tmp_path / "kept") for indices in ([0, 1, 2], [1, 0, 2])]
     assert [pack.batch([0, 1]).tokens.tolist() for pack in packs] == [[[1, 2, 3], [4, 5, 0]], [[2, 3, 1], [4, 5, 0]]]
     assert train.select(indices=[1, 2, 3]).packed_documents(3, cache=tmp_path / "kept").batch([0, 1]).tokens.tolist() == [
@@ -152,3 +153,185 @@ def test_a_run_goes_on_with_the_same_selection_alone(tmp_path):
         Ledger.open(path).mixture()
     with refusal("source 'text' is not what the run has"):
         Ledger.open(path, views={"text": train.select(indices=[0, 3]).packed(2)}).mixture()
+
+
+LARGE = 2**64 - 1
+
+
+def published(root: Path, keys: list[int]) -> FlatTokens:
+    publish_docs(root, [docs_of([number], key=key)[0] for number, key in enumerate(keys)])
+    return flat_tokens.open(root).train
+
+
+@given(
+    keys=st.lists(st.integers(0, 30) | st.just(LARGE), min_size=1, max_size=40),
+    asked=st.lists(st.integers(0, 31) | st.just(LARGE), max_size=12),
+    picks=st.none() | st.lists(st.integers(0, 39), max_size=20),
+    at_a_time=st.integers(1, 9),
+)
+@examples(60)
+def test_numbers_are_those_of_the_first_document_with_the_key(monkeypatch, tmp_path_factory, keys, asked, picks, at_a_time):
+    train = published(tmp_path_factory.mktemp("keys") / "d", keys)
+    if picks is not None:
+        keys = [keys[pick % len(keys)] for pick in picks]
+        train = train.select(indices=np.array([pick % train.seq_count for pick in picks], np.int64))
+    monkeypatch.setattr(documents, "KEYS_AT_A_TIME", at_a_time)
+    assert train.by_keys(asked).tolist() == [keys.index(key) if key in keys else -1 for key in asked]
+    assert train.by_keys(np.array(asked, np.uint64)).tolist() == train.by_keys([f"{key:016x}" for key in asked]).tolist()
+
+
+def test_one_document_is_found_by_its_key(tmp_path):
+    train = published(tmp_path / "d", [5, LARGE, 7])
+    assert train.by_key(7) == 2
+    assert train[train.by_key("ffffffffffffffff")].tolist() == [1]
+    with refusal("there is no document with key 0000000000000006", KeyError):
+        train.by_key(6)
+    for wrong in ("7", "FFFFFFFFFFFFFFFF", -1, 2**64):
+        with refusal("a key is"):
+            train.by_key(wrong)
+    with refusal(r"keys are uint64\[n\], or a list of them, but these are int64\[2\]", TypeError):
+        train.by_keys(np.arange(2))
+    with pytest.raises(FileNotFoundError):
+        split_of([[1]]).by_key(1)
+
+
+ROWS: dict[str, list[Any]] = {
+    "tokens": [0, 5, 100, 2000, None],
+    "score": [0.5, None, 0.25, -1.5, 3.0],
+    "source": ["web", "wiki", None, "it's", "web_2"],
+    "odd name": ["a", "b", "c", "d", "e"],
+    "good": [True, False, None, True, False],
+    "hash": [1 << 63, None, 18446744073709551615, 7, 0],
+}
+
+
+def column(name: str) -> Any:
+    if name not in ROWS:
+        raise ValueError(f"there is no column {name!r}")
+    return pa.array(ROWS[name], pa.uint64() if name == "hash" else None)
+
+
+def chosen(text: str) -> list[int]:
+    found = parse(text).holds(column)
+    assert found.dtype == bool
+    return [i for i, holds in enumerate(found.tolist()) if holds]
+
+
+@pytest.mark.parametrize(
+    ("text", "rows"),
+    [
+        ("tokens>=5 AND tokens <= 100", [1, 2]),
+        ("source in ('web', 'it''s')", [0, 3]),
+        ("source not in ('web')", [1, 3, 4]),
+        ("not (source in ('web'))", [1, 3, 4]),
+        ("source like 'we_' or source not like 'w%'", [0, 3]),
+        (r"source like 'web\_%'", [4]),
+        ("score = -1.5 or score > 1e0", [3, 4]),
+        ("\"odd name\" <> 'a' and good = true", [3]),
+        ("good != TRUE", [1, 4]),
+        ("hash = 18446744073709551615 or hash > tokens and hash < 1e19", [0, 2]),
+        ("tokens < 9223372036854775808", [0, 1, 2, 3]),
+        ("tokens = 0 or tokens = 5 and score is null", [0, 1]),
+        ("(tokens = 0 or tokens = 5) and score is null", [1]),
+        (" not not\n tokens = 5 ", [1]),
+    ],
+)
+def test_an_expression_chooses_the_rows_for_which_it_is_true(text, rows):
+    """What is null is neither true nor false, as in SQL."""
+    assert chosen(text) == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("", "character 1 is the end, but a column's name was expected"),
+        ("tokens", "character 7 is the end, but a comparison"),
+        ("tokens >", "character 9 is the end, but a value"),
+        ("tokens > 5 5", "character 12 is '5', but 'and', 'or' or the end was expected"),
+        ("tokens > 5 and", "character 15 is the end, but a column's name"),
+        ("doc.n > 5", 'character 4 is .* double quotes: "a.b"'),
+        ("(tokens > 5", "character 12 is the end, but '\\)' was expected"),
+        ("5 < tokens", "character 1 is '5', but a column's name"),
+        ("tokens = null", "character 10 is 'null', but a value"),
+        ("tokens in ()", "character 12 is '\\)', but a value"),
+        ("source = web'", 'character 13 is "\'", but a name, a value'),
+        ("source like tokens", "character 13 is 'tokens', but a text in single quotes"),
+        ("tokens > 5; drop", "character 11 is ';'"),
+        ("tokens > 5abc", "character 10 is '5'"),
+        ("abs(tokens) > 5", "character 4 is '\\(', but a comparison"),
+        ("__import__('os') = 1", "character 11 is '\\(', but a comparison"),
+        ("tokens > " + "9" * 39, "character 10 is '9', but a name, a value"),
+        ("(" * 60 + "tokens = 1" + ")" * 60, "more than 50 deep"),
+        ("not " * 60 + "tokens = 1", "more than 50 deep"),
+        ("tokens = 1 or " * 1000 + "tokens = 1", "14,010 characters, but at most 10,000"),
+    ],
+)
+def test_what_is_no_expression_is_refused_with_its_place(text, told):
+    with refusal(told):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("nothing = 5", "there is no column 'nothing'"),
+        ("tokens = 'five'", "compares unlike values: tokens is a number. Numbers are compared with numbers"),
+        ("source > 5", "compares unlike values: source is a text. .* All columns of CSV are text"),
+        ("tokens = 5 and source between 1 and 2", "source is a text, tokens is a number"),
+        ("good > 1", "good is true or false"),
+        ("score like '1%'", "score is a number"),
+    ],
+)
+def test_columns_that_there_are_not_or_of_another_type_are_refused(text, told):
+    with refusal(f"^where .*{told}"):
+        chosen(text)
+
+
+def test_many_alternatives_are_no_deep_expression():
+    assert chosen(" or ".join(f"tokens = {i}" for i in range(600))) == [0, 1, 2]
+
+
+values = st.sampled_from(["0", "5", "100", "-3", "2.5", "1e2"])
+comparisons = st.one_of(
+    st.builds(
+        lambda name, sign, value: f"{name} {sign} {value}",
+        st.sampled_from(["tokens", "score"]),
+        st.sampled_from(["=", "<>", "!=", "<", "<=", ">", ">=", "is not null and tokens ="]),
+        st.one_of(values, st.sampled_from(["tokens", "score"])),
+    ),
+    st.builds(
+        lambda name, few, negated: f"{name} {'not ' * negated}in ({', '.join(few)})",
+        st.sampled_from(["tokens", "score"]),
+        st.lists(values, min_size=1, max_size=3),
+        st.booleans(),
+    ),
+    st.builds(lambda low, high, negated: f"tokens {'not ' * negated}between {low} and {high}", values, values, st.booleans()),
+    st.sampled_from(["source like 'w%'", "source not like '%i%'", "source = 'it''s'", "source is null", "\"odd name\" > 'b'"]),
+)
+expressions = st.recursive(
+    comparisons,
+    lambda inner: st.one_of(
+        st.builds("not ({})".format, inner),
+        st.builds("({} and {})".format, inner, inner),
+        st.builds("{} or {}".format, inner, inner),
+    ),
+    max_leaves=6,
+)
+
+
+@given(expressions)
+@examples(300)
+def test_expressions_mean_what_they_mean_in_sql(text):
+    with sqlite3.connect(":memory:") as database:
+        database.execute('create table t (n integer, tokens integer, score real, source text, "odd name" text)')
+        rows = zip(range(5), *(ROWS[name] for name in ("tokens", "score", "source", "odd name")), strict=True)
+        database.executemany("insert into t values (?, ?, ?, ?, ?)", rows)
+        expected = [n for (n,) in database.execute(f"select n from t where {text} order by n")]
+    database.close()
+    assert chosen(text) == expected
+
+
+@pytest.mark.parametrize("text", ["source = '\ud800'", "a\udfff = 1", "\udc80", "source in ('x', '\ud83d')"])
+def test_half_of_a_surrogate_pair_is_refused(text):
+    with refusal("is not Unicode"):
+        parse(text)

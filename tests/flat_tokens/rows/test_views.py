@@ -95,20 +95,6 @@ def assert_rows(view: Any, rows: list[dict[str, Any]]) -> None:
 # Packed
 
 
-def test_the_worked_example(tmp_path):
-    """The format's document packs its example into one sequence of 8 tokens."""
-    view = split(tmp_path, EXAMPLE).packed(8)
-    row = view[0]
-    assert len(view) == 1
-    assert type(row) is PackedTokens
-    assert row.encoded.tolist() == [3, 4, 7, 8, 10, 13, 14, 16]
-    assert row.inputs.tolist() == [0, 1, 0, 3, 4, 0, 6, 7]
-    assert row.targets.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert row.is_seq_start.tolist() == [True, False, True, False, False, True, False, False]
-    assert row.segment_ids.tolist() == [1, 1, 2, 2, 2, 3, 3, 3]
-    assert row.positions.tolist() == [0, 1, 0, 1, 2, 0, 1, 2]
-
-
 def test_the_types_of_the_fields(tmp_path):
     train = split(tmp_path, EXAMPLE)
     types = {"encoded": "uint32", "is_seq_start": "bool", "loss_mask": "bool"}
