@@ -401,7 +401,7 @@ class ByStep:
         return start, stop, *self._share(stop - start)
 
     def _share(self, rows: int) -> IntPair:
-        """The first of so many rows of a batch that this host has, and one past its last."""
+        """The rows of a batch of *rows* that this host has: the first one, and one past the last."""
         return rows * self.process_index // self.process_count, rows * (self.process_index + 1) // self.process_count
 
     def _tokens_of_a_row(self) -> int:

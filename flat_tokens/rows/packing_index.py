@@ -39,18 +39,22 @@ if TYPE_CHECKING:
     from flat_tokens.rows.split import FlatTokens
 
 
-def fitted(pieces: Iterable[Int64s], fit: Callable[[Int64s], tuple[Int64s, Int64s, Int64s]]) -> tuple[Int64s, Int64s, Int64s]:
+def fitted(
+    pieces: Iterable[Int64s], fit: Callable[[Int64s], tuple[Int64s, Int64s, Int64s]]
+) -> tuple[Int64s, Int64s, Int64s, int]:
     """Rows of *pieces*: int64[3, n], some at a time, documents, where in these, and lengths, none of them 0. They are fitted
     together 262,144 at a time, so that memory is bounded and the documents of a row are near each other.
 
-    *fit*: pieces -> how many each row has, int64[rows]; the pieces row by row; those that wait for more. Returns the same of all.
+    *fit*: pieces -> how many each row has, int64[rows]; the pieces row by row, int64[2, n], without lengths; those that wait for
+    more, int64[3, n]. Returns the same of all, and the tokens of all pieces.
     """
-    counts, packed, waiting = [np.empty(0, np.int64)], [np.empty((3, 0), np.int64)], np.empty((3, 0), np.int64)
+    counts, packed, waiting, total = [np.empty(0, np.int64)], [np.empty((2, 0), np.int64)], np.empty((3, 0), np.int64), 0
     for fresh in _of_size(pieces, PARTS_AT_A_TIME):
+        total += int(fresh[2].sum())
         per_row, pool, waiting = fit(np.concatenate([waiting, fresh], axis=1))
         counts.append(per_row)
         packed.append(pool)
-    return np.concatenate(counts), np.concatenate(packed, axis=1), waiting
+    return np.concatenate(counts), np.concatenate(packed, axis=1), waiting, total
 
 
 def cropped_rows(pieces: Iterable[Int64s], length: int, *, keep: bool) -> ListedPacks:
@@ -66,10 +70,10 @@ def cropped_rows(pieces: Iterable[Int64s], length: int, *, keep: bool) -> Listed
         left = ranges(*np.array(filling.fill(), np.int64).reshape(-1, 2).T)
         pool = _with_rests(pool, *np.array(filling.cuts, np.int64).reshape(-1, 2).T)
         per_row, order = filling.rows()
-        return per_row, pool[:, order], pool[:, left]
+        return per_row, pool[:2, order], pool[:, left]
 
-    counts, (documents, offsets, _), _ = fitted(pieces, cropped)
-    return running_sums(counts), documents, offsets
+    counts, packed, *_ = fitted(pieces, cropped)
+    return running_sums(counts), *packed
 
 
 def _with_rests(pool: Int64s, cut: Int64s, taken: Int64s) -> Int64s:
@@ -308,7 +312,8 @@ class Packs(NamedTuple):
         if plan.max_packs is not None:
             firsts = firsts[: plan.max_packs + 1]
             documents, offsets = documents[: firsts[-1]], offsets[: firsts[-1]]
-        return cls(tokens, plan, firsts, documents, offsets if offsets.any() else none)
+        # A copy, or all of the array that both are rows of would stay in memory.
+        return cls(tokens, plan, firsts, documents.copy(), offsets if offsets.any() else none)
 
     @property
     def pack_count(self) -> int:
@@ -417,13 +422,13 @@ def _best(tokens: FlatTokens, plan: PackSettings) -> ListedPacks:
         pool = pool[:, order]
         least = int(np.add.reduceat(pool[2], firsts[:-1]).argmin())  # the pack that is filled least waits
         part = slice(*firsts[least : least + 2].tolist())
-        return np.delete(np.diff(firsts), least), np.delete(pool, part, axis=1), pool[:, part]
+        return np.delete(np.diff(firsts), least), np.delete(pool[:2], part, axis=1), pool[:, part]
 
-    counts, packed, waiting = fitted(document_parts(tokens, plan), closest)
-    documents, numbers, lengths = np.concatenate([packed, waiting], axis=1)
+    counts, packed, waiting, total = fitted(document_parts(tokens, plan), closest)
+    documents, numbers = np.concatenate([packed, waiting[:2]], axis=1)
     last = np.array([waiting.shape[1]])
     firsts = running_sums(np.concatenate([counts, last[last > 0]]))
-    if (len(firsts) - 1) * plan.length - lengths.sum() >= plan.length:  # in their order, documents may take fewer packs
+    if (len(firsts) - 1) * plan.length - total >= plan.length:  # in their order, documents may take fewer packs
         starts = end_to_end(parts[2] for parts in document_parts(tokens, plan))
         in_order = first_documents(starts, plan.length, None, tokens.store.url)
         if len(in_order) < len(firsts):
