@@ -31,8 +31,8 @@ DEMO = Path(__file__).parents[3] / "deployments/demo"
 TOKENIZER = str(DEMO / "tokenizer.json")
 
 
-def make(output: Path, **settings: Any) -> BuildResult:
-    return build_here({"output": str(output), "tokenizer": "bytes", **settings})
+def make(output: Path, workers: int = 2, **settings: Any) -> BuildResult:
+    return build_here({"output": str(output), "tokenizer": "bytes", **settings}, workers)
 
 
 def demo_sources() -> list[dict[str, str]]:
