@@ -21,9 +21,16 @@ from flat_tokens.formats import FLAT_TOKENS
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.remains import Remains, sentence
 from flows.pipelines.successors import make_successor
-from tasks.forget.documents import forgotten_in, versions_of
+from tasks.forget.documents import (
+    forgotten_in,
+    make_removals_durable,
+    sweep_examples,
+    sweep_files,
+    sweep_shards,
+    sweep_unfinished,
+    versions_of,
+)
 from tasks.forget.exports import Note, certificate_of, notes_of, remove_export, skip, write_certificate
-from tasks.forget.sweep import make_removals_durable, sweep_examples, sweep_files, sweep_shards, sweep_unfinished
 from tasks.garbage import remove_version
 from tasks.output.forgotten import ForgottenRecord, Pending, change_record, read_record_of
 from tasks.output.leases import collecting, sweep

@@ -267,15 +267,16 @@ def _fact(of: VersionFacts, fact: str, place: Subject) -> int | float | None:
     if fact == "bytes_per_token":
         text, tokens = _count(of, "text_bytes", place), _count(of, "tokens", place)
         return None if text is None or tokens is None else text / tokens if tokens else 0.0
-    if fact == "skipped_share":
-        return _skipped_share(of, place)
     if fact == "duplicate_share":
         read, repeated = of.documents.get("read"), of.documents.get("repeated_keys")
         left_out = (of.documents.get("skipped") or {}).get("duplicate", 0)
         return None if read is None or repeated is None else (left_out + repeated) / read if read else 0.0
-    if fact == "near_duplicate_share":
-        counts = of.sources.get(place.source) if place.source else of.documents
-        return None if not counts or counts.get("read") is None else share_near(counts, counts["read"])
+    if fact in ("skipped_share", "near_duplicate_share"):
+        counts = (of.sources.get(place.source) if place.source else of.documents) or {}
+        if (read := counts.get("read")) is None:
+            return None
+        is_near = fact == "near_duplicate_share"
+        return share_near(counts, read) if is_near else share_skipped(counts.get("skipped") or {}, read, place)
     return _count(of, fact, place)
 
 
@@ -291,20 +292,12 @@ def _count(of: VersionFacts, fact: str, place: Subject) -> int | None:
     if place.source:
         name = {"documents": "written", "tokens": "token_count"}.get(fact, fact)
         found = of.sources.get(place.source, {}).get(name)
-        return found
-    if fact == "text_bytes":
+    elif fact == "text_bytes":
         found = of.text_bytes(place.split) if place.split in of.splits else of.documents.get(fact)
-        return found
-    name = {"documents": "seq_count", "tokens": "token_count"}[fact]
-    found = sum(of.manifest["totals"][split][name] for split in of.splits if place.split in ("", split))
+    else:
+        name = {"documents": "seq_count", "tokens": "token_count"}[fact]
+        found = sum(of.manifest["totals"][split][name] for split in of.splits if place.split in ("", split))
     return found
-
-
-def _skipped_share(of: VersionFacts, place: Subject) -> float | None:
-    counts = of.sources.get(place.source) if place.source else of.documents
-    if not counts or counts.get("read") is None:
-        return None
-    return share_skipped(counts.get("skipped") or {}, counts["read"], place)
 
 
 def share_skipped(reasons: Mapping[str, int], read: int, place: Subject) -> float:
