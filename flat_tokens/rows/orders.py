@@ -192,14 +192,17 @@ Permuted: TypeAlias = Callable[[KeyedPermutation, Int64s, UInt64s], Int64s]
 """A permutation, or its inverse."""
 
 
-def _check_counts(order: Any) -> None:
-    """Check that all settings of an order are counts, of at least one."""
-    for field in fields(order):
-        object.__setattr__(order, field.name, at_least(1, field.name, getattr(order, field.name)))
+class _Counts:
+    """Settings of an order, which are all counts, of at least one."""
+
+    def __post_init__(self) -> None:
+        order: Any = self
+        for field in fields(order):
+            object.__setattr__(self, field.name, at_least(1, field.name, getattr(self, field.name)))
 
 
 @dataclass(frozen=True)
-class ReferenceOrder:
+class ReferenceOrder(_Counts):
     """The order of the reference loader, seqax's: read in blocks of consecutive rows, shuffled within buffers.
 
     Each of *streams* gives an equal part of every batch. It reads the blocks of *sequences_per_read_block* rows that a
@@ -214,12 +217,9 @@ class ReferenceOrder:
     read_blocks_per_shuffle_buffer: int
     sequences_per_read_block: int
 
-    def __post_init__(self) -> None:
-        _check_counts(self)
-
 
 @dataclass(frozen=True)
-class BlockOrder:
+class BlockOrder(_Counts):
     """An order in which neighbouring rows come together, as random as its buffer: for datasets in a store.
 
     In each epoch the blocks of *block_rows* consecutive rows are in a random order. Laid in order so, all rows are
@@ -234,9 +234,6 @@ class BlockOrder:
     block_rows: int
     buffer_blocks: int
     streams: int = 1
-
-    def __post_init__(self) -> None:
-        _check_counts(self)
 
 
 class _SequentialStream:

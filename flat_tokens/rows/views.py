@@ -83,10 +83,8 @@ def fill_of(tokens: FlatTokens, starts: Iterable[Int64s], covered: Covered, fill
             np.add.at(sums, sources(first, len(sizes)), counts)
         used, first = used + int(kept.sum()), first + len(sizes)
     share = (used if filled is None else filled) / places if places else 0.0
-    whole = SourceFill(*sums[-1].tolist())
-    return Fill(
-        share, whole.tokens, whole.cut, whole.dropped, {name: SourceFill(*sums[k].tolist()) for k, name in enumerate(names)}
-    )
+    *of_sources, whole = (SourceFill(*its) for its in sums.tolist())
+    return Fill(share, *whole, dict(zip(names, of_sources, strict=True)))
 
 
 def _sources(tokens: FlatTokens) -> tuple[list[str], Callable[[int, int], Int64s]]:
@@ -291,12 +289,11 @@ class SplitView:
         """The method of the split that makes this view, as ``rows``, and its arguments, for JSON; of a selection also a digest of
         the numbers of its documents.
         """
-        handed_out = {"fields": self.fields, "framework": self.framework}
-        defaults = {"fields": None, "framework": "numpy"}
+        handed_out = {"fields": (self.fields, None), "framework": (self.framework, "numpy")}
         made = settings_of(self.tokens)
         if (numbers := self.tokens.numbers) is not None:
             made |= {"selection": hashlib.sha256(numbers.astype("<i8", copy=False).data).hexdigest()}
-        return self._settings() | made | {name: value for name, value in handed_out.items() if value != defaults[name]}
+        return self._settings() | made | {name: value for name, (value, default) in handed_out.items() if value != default}
 
     def _settings(self) -> JsonObject:
         raise NotImplementedError
