@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -179,6 +179,12 @@ def lines(draw: st.DrawFn) -> list[dict[str, Any]]:
     return draw(st.lists(st.fixed_dictionaries({"text": st.just("a")}, optional={"v": kind}), min_size=1, max_size=12))
 
 
+def written(path: Path, values: Iterable[Any]) -> Path:
+    """A file of JSON lines with these values."""
+    path.write_text("".join(json.dumps({"text": "a", "v": value}) + "\n" for value in values))
+    return path
+
+
 def read(path: Path) -> Iterator[pa.RecordBatch]:
     file = TextFile(str(path), path.name, path.stat().st_size, "text", kept_columns=("v",))
     for found in JSONL.read(file, Range(0, file.size, None, file.size)):
@@ -202,8 +208,7 @@ def test_json_lines_have_the_values_that_they_say(tmp_path_factory, told):
 @given(st.lists(values, min_size=1, max_size=8))
 @examples(40)
 def test_values_of_several_kinds_are_refused_or_numbers(tmp_path_factory, told):
-    path = tmp_path_factory.mktemp("lines") / "x.jsonl"
-    path.write_text("".join(json.dumps({"text": "a", "v": value}) + "\n" for value in told))
+    path = written(tmp_path_factory.mktemp("lines") / "x.jsonl", told)
     kinds = {type(value) for value in told if value is not None}
     if len(kinds) <= 1 or kinds == {int, float}:
         assert joined(list(read(path))).column("v").to_pylist() == told
@@ -218,9 +223,8 @@ def test_values_of_several_kinds_are_refused_or_numbers(tmp_path_factory, told):
 def test_an_integer_that_would_be_rounded_is_refused(tmp_path, monkeypatch, size, value, other):
     """Beside fractions, or beyond 64 bits; in one block with them or not. It is named with its file and the remedy."""
     monkeypatch.setattr(limits, "BATCH_BYTES", size)
-    path = tmp_path / "x.jsonl"
     for pair in ((value, other), (other, value)):
-        path.write_text("".join(json.dumps({"text": "a", "v": one}) + "\n" for one in pair))
+        path = written(tmp_path / "x.jsonl", pair)
         if other != 0.5 and abs(value) < 1 << 63:
             assert joined(list(read(path))).column("v").to_pylist() == list(pair)
             continue
@@ -241,10 +245,8 @@ def test_a_fraction_beyond_float64_is_refused(tmp_path):
 
 
 def test_integers_that_float64_has_stand_beside_fractions(tmp_path):
-    path = tmp_path / "x.jsonl"
     values = [1 << 54, 0.5, -(1 << 70), 1e300, None]
-    path.write_text("".join(json.dumps({"text": "a", "v": one}) + "\n" for one in values))
-    assert joined(list(read(path))).column("v").to_pylist() == values
+    assert joined(list(read(written(tmp_path / "x.jsonl", values)))).column("v").to_pylist() == values
 
 
 def test_decimals_that_float64_does_not_have_are_refused():

@@ -10,6 +10,22 @@ import numpy.typing as npt
 
 from flat_tokens import Visits
 
+VIEWS: list[tuple[str, dict[str, Any]]] = [
+    ("packed", {}),
+    ("packed", {"overlap": 1}),
+    ("documents", {}),
+    ("blocks", {}),
+    ("packed_documents", {"too_long": "cut"}),
+    ("packed_documents", {"too_long": "cut", "max_packs": 3}),
+    ("packed_documents", {"split_across_pack": True}),
+    ("packed_documents", {"split_across_pack": True, "max_packs": 3}),
+    ("packed_documents", {"too_long": "cut", "fit": "best"}),
+    ("packed_documents", {"split_across_pack": True, "fit": "best", "max_packs": 3}),
+    ("packed_documents", {"fit": "crop"}),
+    ("packed_documents", {"fit": "crop", "on_crop": "keep", "max_packs": 4}),
+]
+"""Views of every kind, for rows of any length."""
+
 
 def places_of(visits: Visits) -> list[tuple[int, int, int]]:
     """What was asked for, the step and the row of the batch of each visit."""

@@ -18,7 +18,7 @@ from flat_tokens import FlatTokens
 from flat_tokens.rows import packing_index
 from flat_tokens.rows.packing_index import cropped_rows
 from tests.examples import examples
-from tests.flat_tokens.rows.rows_by_number import same_arrays
+from tests.flat_tokens.rows.rows_by_number import VIEWS, same_arrays
 from tests.made import docs_of, publish_docs, split_of
 from tests.refusal import refusal
 
@@ -137,21 +137,6 @@ def test_two_million_documents_take_seconds(keep):
 
 
 # What views leave out
-
-VIEWS: list[tuple[str, dict[str, Any]]] = [
-    ("packed", {}),
-    ("packed", {"overlap": 1}),
-    ("documents", {}),
-    ("blocks", {}),
-    ("packed_documents", {"too_long": "cut"}),
-    ("packed_documents", {"too_long": "cut", "max_packs": 3}),
-    ("packed_documents", {"split_across_pack": True}),
-    ("packed_documents", {"split_across_pack": True, "max_packs": 3}),
-    ("packed_documents", {"too_long": "cut", "fit": "best"}),
-    ("packed_documents", {"split_across_pack": True, "fit": "best", "max_packs": 3}),
-    ("packed_documents", {"fit": "crop"}),
-    ("packed_documents", {"fit": "crop", "on_crop": "keep", "max_packs": 4}),
-]
 
 
 @given(

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,13 @@ from tests.made import write_sequences
 from tests.refusal import refusal
 
 
+def numbers(batches: Iterable[Row]) -> list[list[int]]:
+    return [batch.number.tolist() for batch in batches]
+
+
 def stream(loader: ShuffledLoader) -> list[int]:
     """What a loader gives, batch behind batch."""
-    return [number for step in range(len(loader)) for number in loader[step].number.tolist()]
+    return list(itertools.chain(*numbers(loader)))
 
 
 # Which samples a step has
@@ -53,7 +57,7 @@ def test_a_step_is_the_views_rows_of_its_indices():
 
 def test_orders_never_change():
     """A run that goes on with a later version of this library would otherwise see samples twice."""
-    batches = [batch.number.tolist() for batch in ShuffledLoader(Numbers(10), 4, 0, epochs=2)]
+    batches = numbers(ShuffledLoader(Numbers(10), 4, 0, epochs=2))
     assert batches == [[4, 3, 6, 5], [9, 0, 7, 2], [8, 1, 5, 9], [7, 1, 8, 6], [4, 0, 3, 2]]
     far = ShuffledLoader(Numbers(10**12), 3, 2**64 - 1, epochs=None).indices(10**15)
     assert far.tolist() == [910752333241, 174559511018, 31318009097]
@@ -98,9 +102,7 @@ def test_an_endless_loader_has_no_length():
     loader = ShuffledLoader(Numbers(10), 4, epochs=None)
     with refusal("endless", TypeError):
         len(loader)
-    assert [batch.number.tolist() for batch in itertools.islice(loader, 20)] == [
-        batch.number.tolist() for batch in ShuffledLoader(Numbers(10), 4, epochs=8)
-    ]
+    assert numbers(itertools.islice(loader, 20)) == [batch.number.tolist() for batch in ShuffledLoader(Numbers(10), 4, epochs=8)]
     assert loader.indices(10**12).shape == (4,)
     assert loader.left_out == 0
 
@@ -193,9 +195,9 @@ def test_the_hosts_rows_one_behind_the_other_are_the_batch(order, batch_size, ho
 
 
 def test_a_loader_says_what_it_is():
-    numbers = Numbers(10_000)
-    assert repr(ShuffledLoader(numbers, 2)) == f"<ShuffledLoader: 5,000 steps of 2 rows of {numbers!r}>"
-    assert repr(ShuffledLoader(numbers, 2, epochs=None)) == f"<ShuffledLoader: endless steps of 2 rows of {numbers!r}>"
+    view = Numbers(10_000)
+    assert repr(ShuffledLoader(view, 2)) == f"<ShuffledLoader: 5,000 steps of 2 rows of {view!r}>"
+    assert repr(ShuffledLoader(view, 2, epochs=None)) == f"<ShuffledLoader: endless steps of 2 rows of {view!r}>"
 
 
 def test_a_run_that_is_over_goes_on_with_no_steps():
@@ -486,16 +488,16 @@ AHEAD = pytest.mark.parametrize(("prefetch", "threads"), [(0, 1), (1, 1), (3, 1)
 @pytest.mark.parametrize("order", ["shuffled", ReferenceOrder(2, 2, 3)])
 def test_steps_come_in_order_from_any_step(prefetch, threads, order):
     loader = ShuffledLoader(Numbers(100), 8, order=order)
-    expected = [loader[step].number.tolist() for step in range(len(loader))]
+    expected = numbers(map(loader.__getitem__, range(len(loader))))
     ahead = {"prefetch": prefetch, "threads": threads}
-    assert [batch.number.tolist() for batch in loader] == expected
-    assert [batch.number.tolist() for batch in loader.steps(**ahead)] == expected
-    assert [batch.number.tolist() for batch in loader.steps(5, **ahead)] == expected[5:]
-    assert [batch.number.tolist() for batch in loader.steps(2, 7, **ahead)] == expected[2:7]
+    assert numbers(loader) == expected
+    assert numbers(loader.steps(**ahead)) == expected
+    assert numbers(loader.steps(5, **ahead)) == expected[5:]
+    assert numbers(loader.steps(2, 7, **ahead)) == expected[2:7]
     assert list(loader.steps(len(loader), **ahead)) == []
     endless = ShuffledLoader(Numbers(100), 8, order=order, epochs=None)
     with endless.steps(10**6, **ahead) as steps:
-        assert [next(steps).number.tolist() for _ in range(3)] == [endless[10**6 + k].number.tolist() for k in range(3)]
+        assert numbers(itertools.islice(steps, 3)) == [endless[10**6 + k].number.tolist() for k in range(3)]
     with mixture().steps(3, 9, **ahead) as mixed:
         assert [batch.index.tolist() for batch in mixed] == [mixture()[step].index.tolist() for step in range(3, 9)]
     assert prefetching() == []
@@ -611,11 +613,11 @@ def test_a_state_goes_on_where_it_was_taken(prefetch, threads):
         next(steps)
     state = pickle.loads(pickle.dumps(steps.state_dict()))
     assert state == {"step": 4, "position": 3 + 4 * 8}
-    rest = [batch.number.tolist() for batch in steps]
+    rest = numbers(steps)
     again = loader.steps(prefetch=prefetch, threads=threads)
     next(again)
     again.load_state_dict(state)
-    assert [batch.number.tolist() for batch in again] == rest
+    assert numbers(again) == rest
     again.load_state_dict(state)
     assert next(again).number.tolist() == rest[0]
     again.close()
@@ -657,7 +659,7 @@ def test_a_fork_loads_on_but_not_from_its_parents_threads():
     loader = ShuffledLoader(Numbers(100), 8, order=ReferenceOrder(2, 2, 3))
     steps = loader.steps(prefetch=2)
     next(steps)
-    expected = [batch.number.tolist() for batch in loader]
+    expected = numbers(loader)
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
         try:
@@ -665,7 +667,7 @@ def test_a_fork_loads_on_but_not_from_its_parents_threads():
                 next(steps)
             steps.close()
             with loader.steps(prefetch=2) as own:
-                assert [batch.number.tolist() for batch in own] == expected
+                assert numbers(own) == expected
             os.write(writing, b"well")
         finally:
             os._exit(0)
@@ -673,7 +675,7 @@ def test_a_fork_loads_on_but_not_from_its_parents_threads():
     with os.fdopen(reading, "rb") as pipe:
         assert pipe.read() == b"well"
     os.waitpid(child, 0)
-    assert [batch.number.tolist() for batch in steps] == expected[1:]
+    assert numbers(steps) == expected[1:]
 
 
 # torch

@@ -27,7 +27,7 @@ from flat_tokens import (
 )
 from flat_tokens.vocabulary import Vocabulary, load_vocabulary
 from tests.examples import examples
-from tests.flat_tokens.rows.rows_by_number import places_of, same_arrays
+from tests.flat_tokens.rows.rows_by_number import VIEWS, same_arrays
 from tests.made import docs_of, publish_docs
 from tests.refusal import refusal
 
@@ -121,15 +121,7 @@ def test_rows_are_those_of_documents_that_are_stored_so(
         [[*bos, *read, *eos] for read in found],
         masks and [[0 for _ in bos] + mask + [(mask or [0])[-1] for _ in eos] for mask in masks_read],
     )
-    for kind, settings in (
-        ("packed", {"overlap": data.draw(st.integers(0, length - 1))}),
-        ("documents", {}),
-        ("blocks", {}),
-        ("packed_documents", {"too_long": "cut"}),
-        ("packed_documents", {"split_across_pack": True}),
-        ("packed_documents", {"fit": "best", "split_across_pack": True}),
-        ("packed_documents", {"fit": "crop", "on_crop": "keep"}),
-    ):
+    for kind, settings in [*VIEWS, ("packed", {"overlap": data.draw(st.integers(0, length - 1))})]:
         if kind == "packed" and stored.token_count < length:
             continue
         expected = getattr(stored, kind)(length, **settings)
@@ -176,14 +168,6 @@ def test_a_run_goes_on_at_every_step_on_any_hosts_with_the_cuts_of_its_epoch(tmp
     visits = whole.visits(np.arange(len(view)))
     for row, epoch, step, batch_row in zip(visits.row, visits.epoch, visits.step, visits.batch_row, strict=True):
         assert np.array_equal(whole[step].tokens[batch_row], by_epoch[epoch][row])
-    seen = whole.seen(np.arange(60))
-    held = [(batch.document_ids, step) for step, batch in enumerate(whole)]
-    assert places_of(seen) == [
-        (document, step, row)
-        for document in range(60)
-        for ids, step in held
-        for row in np.flatnonzero((ids == document).any(axis=1)).tolist()
-    ]
     for step in range(len(whole)):
         later = ShuffledLoader(view, 16, 3, epochs=3, order=order, start=whole.position(step), drop_last=True)
         for hosts in ((1, 4), (2,), (8,), (16,))[step % 4]:

@@ -446,6 +446,11 @@ def test_jax_knows_packs_as_trees():
 
 
 @pytest.fixture
+def tokens(tmp_path: Path) -> FlatTokens:
+    return write(tmp_path / "dataset", LENGTHS)
+
+
+@pytest.fixture
 def made_indexes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kinds of index that are made, in order."""
     made = []
@@ -460,8 +465,7 @@ def made_indexes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("options", VIEWS)
-def test_a_kept_index_is_mapped_and_not_made_again(tmp_path, options, made_indexes):
-    tokens = write(tmp_path / "dataset", LENGTHS)
+def test_a_kept_index_is_mapped_and_not_made_again(tokens, tmp_path, options, made_indexes):
     expected = packs_of(tokens.packed_documents(6, **options))
     for _ in range(2):
         view = tokens.packed_documents(6, cache=tmp_path / "kept", **options)
@@ -480,8 +484,7 @@ def test_a_mapped_index_is_not_copied_to_other_processes(tmp_path):
     assert mapped_size < 4000
 
 
-def test_an_index_beside_its_dataset(tmp_path):
-    tokens = write(tmp_path / "dataset", LENGTHS)
+def test_an_index_beside_its_dataset(tokens, tmp_path):
     view = tokens.packed_documents(6, cache="beside")
     assert packs_of(view) == packs_of(tokens.packed_documents(6))
     assert len(list((tmp_path / "dataset.packing").iterdir())) == 1
@@ -508,8 +511,7 @@ def test_a_moved_dataset_keeps_its_index_and_another_in_its_place_does_not(tmp_p
         made_indexes.clear()
 
 
-def test_every_setting_that_changes_packs_has_an_index_of_its_own(tmp_path):
-    tokens = write(tmp_path / "dataset", LENGTHS)
+def test_every_setting_that_changes_packs_has_an_index_of_its_own(tokens, tmp_path):
     more = [*VIEWS, {"max_packs": 2}, {"fit": "best", "split_across_pack": True}, {"too_long": "cut", "eos": 99}]
     more.append({"too_long": "cut", "bos": 98, "eos": 99})
     for length, options in itertools.product((6, 7), more):
@@ -522,8 +524,7 @@ def test_every_setting_that_changes_packs_has_an_index_of_its_own(tmp_path):
 
 
 @pytest.mark.parametrize("options", VIEWS)
-def test_a_damaged_or_foreign_file_is_made_again(tmp_path, options, made_indexes):
-    tokens = write(tmp_path / "dataset", LENGTHS)
+def test_a_damaged_or_foreign_file_is_made_again(tokens, tmp_path, options, made_indexes):
     expected = packs_of(tokens.packed_documents(6, cache=tmp_path / "kept", **options))
     (file,) = (tmp_path / "kept").iterdir()
     whole = file.read_bytes()
@@ -541,16 +542,15 @@ def test_a_damaged_or_foreign_file_is_made_again(tmp_path, options, made_indexes
         assert len(made_indexes) == 1
 
 
-def test_where_an_index_cannot_be_kept_it_is_in_memory(tmp_path, caplog):
-    tokens = write(tmp_path / "dataset", LENGTHS)
+def test_where_an_index_cannot_be_kept_it_is_in_memory(tokens, tmp_path, caplog):
     (tmp_path / "file").write_text("in the way")
     view = tokens.packed_documents(6, cache=tmp_path / "file/kept")
     assert packs_of(view) == packs_of(pickle.loads(pickle.dumps(view))) == packs_of(tokens.packed_documents(6))
     assert "can't be kept" in caplog.text
 
 
-def test_an_index_that_is_gone_is_made_again_by_who_needs_it(tmp_path):
-    view = write(tmp_path / "dataset", LENGTHS).packed_documents(6, cache=tmp_path / "kept")
+def test_an_index_that_is_gone_is_made_again_by_who_needs_it(tokens, tmp_path):
+    view = tokens.packed_documents(6, cache=tmp_path / "kept")
     pickled = pickle.dumps(view)
     shutil.rmtree(tmp_path / "kept")
     assert packs_of(pickle.loads(pickled)) == packs_of(view)

@@ -15,7 +15,7 @@ import flat_tokens
 from flat_tokens import BlockOrder, ReferenceOrder, ShuffledLoader
 from tests.elsewhere import FRAMEWORKS, in_framework
 from tests.examples import NIGHTLY
-from tests.flat_tokens.rows.rows_by_number import Numbers, places_of
+from tests.flat_tokens.rows.rows_by_number import VIEWS, Numbers, places_of
 from tests.flat_tokens.rows.test_crop import written
 from tests.made import write_sequences
 from tests.refusal import refusal
@@ -78,19 +78,6 @@ def test_an_endless_loader_is_asked_for_the_steps_before_one():
             loader.steps_of(wrong, before=5)  # type: ignore[arg-type]
 
 
-VIEWS: dict[str, tuple[str, dict[str, Any]]] = {
-    "packed": ("packed", {"length": 7}),
-    "overlapping": ("packed", {"length": 7, "overlap": 5}),
-    "documents": ("documents", {"max_length": 5}),
-    "blocks": ("blocks", {"length": 6}),
-    "packs": ("packed_documents", {"length": 12}),
-    "cut packs": ("packed_documents", {"length": 4, "too_long": "cut"}),
-    "split packs": ("packed_documents", {"length": 5, "split_across_pack": True, "max_packs": 60}),
-    "best packs": ("packed_documents", {"length": 12, "fit": "best"}),
-    "best split packs": ("packed_documents", {"length": 4, "fit": "best", "split_across_pack": True}),
-}
-
-
 def tokens_of_rows(view: Any) -> list[set[int]]:
     """The ids in each row, without padding (id 0)."""
     batch = view.batch(np.arange(len(view)))
@@ -98,10 +85,9 @@ def tokens_of_rows(view: Any) -> list[set[int]]:
     return [set(row.tolist()) - {0} for row in rows]
 
 
-@pytest.mark.parametrize("name", VIEWS)
-def test_documents_are_seen_in_the_rows_that_hold_their_tokens(name):
-    kind, settings = VIEWS[name]
-    view = getattr(written(np.random.default_rng(3).integers(0, 10, 120).tolist()), kind)(**settings)
+@pytest.mark.parametrize(("kind", "settings"), [*VIEWS, ("packed", {"overlap": 5})], ids=str)
+def test_documents_are_seen_in_the_rows_that_hold_their_tokens(kind, settings):
+    view = getattr(written(np.random.default_rng(3).integers(0, 10, 120).tolist()), kind)(7, **settings)
     rows = tokens_of_rows(view)
     loader = ShuffledLoader(view, 16, 2, epochs=2)
     found, visited = loader.seen(np.arange(120)), visits_one_by_one(loader, len(view))
