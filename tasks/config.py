@@ -35,7 +35,18 @@ from flat_tokens.text.formats import FileFormat
 from flat_tokens.tools.terminal import source_called
 from flat_tokens.vocabulary import is_file_name
 from tasks.gates import PublishPolicy
-from tasks.locations import WITHOUT_SECRETS, Location, Output, Unsigned, absolute, local_path, place_of, plain_location, readable
+from tasks.locations import (
+    DECODED,
+    WITHOUT_SECRETS,
+    Location,
+    Output,
+    Unsigned,
+    absolute,
+    local_path,
+    place_of,
+    plain_location,
+    readable,
+)
 from tasks.models import GivenName, Matching, Model, NonEmpty
 from tasks.rows import KEY, OF_PLACE, OF_VERSION, SPLIT_KEY
 
@@ -162,7 +173,7 @@ class TextPlace(Model):
     """Files: only those of this split, by their names."""
     delimiter: Delimiter | None = None
     r"""CSV files: the character between fields, such as ; or \t; without it a comma, of .tsv files a tab."""
-    table: Unsigned | None = Field(None, min_length=1)
+    table: Annotated[Unsigned, DECODED] | None = Field(None, min_length=1)
     """A Delta or Iceberg table, instead of path: its directory or URL, its metadata file, or its name in catalog."""
     version: Whole | str | None = None
     """Tables: latest, a version of Delta, or a snapshot, branch or tag of Iceberg; latest without it."""

@@ -17,7 +17,9 @@ def faults_of(error: ValidationError, model: type[Model], one_source: bool = Fal
     """A sentence for each fault of a configuration; with the nearest valid key. *one_source*: it has ``source``, not a list."""
     sentences, faults = [], error.errors(include_url=False)
     for fault in faults:
-        if fault["type"] == "too_short" and any(other["loc"][:1] == fault["loc"] != other["loc"] for other in faults):
+        if fault["type"] == "too_short" and any(
+            other["loc"][: len(fault["loc"])] == fault["loc"] != other["loc"] for other in faults
+        ):
             continue  # pydantic counts an item that is refused as absent; its own fault says more
         where = ".".join(str(part) for part in fault["loc"])
         if one_source and fault["loc"][:2] == ("sources", 0):

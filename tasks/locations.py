@@ -201,9 +201,16 @@ def _path(value: Any) -> Any:
     return plain_location(os.fspath(value)) if isinstance(value, str | os.PathLike) else value
 
 
+def _decoded_path(value: Any) -> Any:
+    is_encoded = isinstance(value, str) and value.startswith("file://") and "%" in value
+    return unquote(value.removeprefix("file://")) if is_encoded else value
+
+
+DECODED = BeforeValidator(_decoded_path)
+"""Annotation of an input: a file:// URL with percent-encoding becomes the path that it stands for."""
 Unsigned = Annotated[str, Field(json_schema_extra={"pattern": WITHOUT_SECRETS})]
 """A parameter that may name a place among other things."""
-Location = Annotated[Unsigned, BeforeValidator(_path), AfterValidator(readable)]
+Location = Annotated[Unsigned, BeforeValidator(_path), DECODED, AfterValidator(readable)]
 Output = Annotated[Unsigned, BeforeValidator(_path), AfterValidator(writable)]
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import NamedTuple
 
 from flat_tokens.stores.store import Store
@@ -17,7 +17,7 @@ from flows.pipelines.publish import OpenOutput, timed
 from flows.pipelines.stages import DOWNLOAD, Runner, settled, started_in_order
 from tasks.config import BuildConfig, Source
 from tasks.download.cut import fetching_to
-from tasks.download.directories import check_one_format
+from tasks.download.directories import check_one_format, table_in
 from tasks.download.evaluation import with_pinned_sets
 from tasks.download.slices import slices_of
 from tasks.download.small import packs_of
@@ -227,7 +227,8 @@ def pin_sources(config: BuildConfig, root: Store) -> tuple[BuildConfig, tuple[Pi
     """Look every source up. Also return the configuration with the versions of its tables, for errors. ValueError where a source
     is within the output.
     """
-    pinned = tuple(resolve_source(source, i) for i, source in enumerate(config.sources))
+    tables = cache(table_in)  # sources share directories
+    pinned = tuple(resolve_source(source, i, tables) for i, source in enumerate(config.sources))
     check_sources_apart(root, pinned)
     return at_revisions(config, [pin.revision for pin in pinned]), pinned
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flat_tokens.stores.local import kind_of, pattern_base
 from flat_tokens.stores.reading import open_plain
@@ -41,7 +41,11 @@ TABLES = (
 )
 
 
-def refuse_tables(source: Source, store: Store, paths: Sequence[str], listed: str | None = None) -> None:
+TableIn = Callable[[Any, str], Table | None]
+"""Looks for a table that is a directory of a file system of fsspec."""
+
+
+def refuse_tables(source: Source, store: Store, paths: Sequence[str], table_in: TableIn, listed: str | None = None) -> None:
     """ValueError where files of a store are in the directory of a table: they may hold rows that it has removed. *listed*: a
     directory of a remote store of which *paths* are all objects, so that nothing below it is asked for.
     """
@@ -57,7 +61,7 @@ def refuse_tables(source: Source, store: Store, paths: Sequence[str], listed: st
     asked = directories if store.is_local else directories[:DIRECTORIES_ASKED]
     with ThreadPoolExecutor(ASKED_AT_ONCE) as asking:
         each = map if store.is_local else asking.map
-        tables = list(each(lambda directory: known.get(directory) or _table_in(store, directory), asked))
+        tables = list(each(lambda directory: known.get(directory) or table_in(store.fs, directory), asked))
     for directory, table in zip(asked, tables, strict=True):
         if table is not None:
             raise ValueError(
@@ -77,9 +81,10 @@ def _tables_among(paths: Sequence[str]) -> dict[str, Table]:
     return found
 
 
-def _table_in(store: Store, directory: str) -> Table | None:
+def table_in(fs: Any, directory: str) -> Table | None:
+    """The table that a directory of a file system is, if it is one."""
     for table in TABLES:
-        log = Store(posixpath.join(directory, table.log), store.fs)
+        log = Store(posixpath.join(directory, table.log), fs)
         try:
             readable(log.url)
             if not log.ask("isdir"):  # one request; listing what is not there lists what is above it, too

@@ -49,8 +49,7 @@ def version_of_table(source: Source, what: str) -> TableVersion:
     snapshot = _snapshot(table, source.version, what)
     version, columns = str(snapshot.snapshot_id), tuple(columns_of(source))
     what = f"{what}, version {version}"
-    schema, tasks = reading(what, lambda: _planned(place, version, columns))
-    since = reading(what, lambda: dict(_sequence_numbers(table, snapshot)))
+    schema, tasks, since = reading(what, lambda: _planned(place, version, columns))
     renamed = str(schema) if _has_other_names(table, schema) else ""
     files = []
     for uri, task in tasks.items():
@@ -62,17 +61,10 @@ def version_of_table(source: Source, what: str) -> TableVersion:
     return TableVersion(version, place, table.location(), _schema_of(table, snapshot).as_arrow(), files)
 
 
-def _sequence_numbers(table: Any, snapshot: Any) -> Iterator[tuple[str, int]]:
-    """The URI of each file of a snapshot, and a number that is larger for files that were added later."""
-    for manifest in snapshot.manifests(table.io):
-        for entry in manifest.fetch_manifest_entry(table.io):
-            yield entry.data_file.file_path, entry.sequence_number or 0
-
-
 def rows_of(place: str, version: str, uri: str, columns: Sequence[str]) -> Iterator[Any]:
     """The schema of a data file's rows as the table has them, and batches of them."""
     table = _opened(place)
-    schema, tasks = _planned(place, version, tuple(columns))
+    schema, tasks, _ = _planned(place, version, tuple(columns))
     scan = library("pyiceberg.io.pyarrow").ArrowScan(
         table.metadata, table.io, schema, library("pyiceberg.expressions").AlwaysTrue()
     )
@@ -159,13 +151,23 @@ def _schema_of(table: Any, snapshot: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=2)
-def _planned(place: str, version: str, columns: tuple[str, ...]) -> tuple[Any, dict[str, Any]]:
-    """The schema of columns in a snapshot, and its data files by their URIs, each with the files that delete rows of it."""
+def _planned(place: str, version: str, columns: tuple[str, ...]) -> tuple[Any, dict[str, Any], dict[str, int]]:
+    """The schema of columns in a snapshot; its data files by their URIs, each with the files that delete rows of it; and of each
+    file a number that is larger if it was added later.
+    """
     table = _opened(place)
-    whole = _schema_of(table, table.snapshot_by_id(int(version)))
+    snapshot = table.snapshot_by_id(int(version))
+    whole = _schema_of(table, snapshot)
     there = {field.name for field in whole.fields}
     schema = whole.select(*(name for name in dict.fromkeys(top_level(columns, there)) if name in there))
-    return schema, {task.file.file_path: task for task in table.scan(snapshot_id=int(version)).plan_files()}
+    since = dict[str, int]()
+
+    def note(entry: Any) -> bool:
+        since[entry.data_file.file_path] = entry.sequence_number or 0
+        return True
+
+    planner = library("pyiceberg.table").ManifestGroupPlanner(table.metadata, table.io)
+    return schema, {task.file.file_path: task for task in planner.plan_files(snapshot.manifests(table.io), note)}, since
 
 
 def _has_other_names(table: Any, schema: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fnmatch
+import functools
 import glob
 import logging
 import os
@@ -27,7 +28,7 @@ from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import one_line
 from flat_tokens.vocabulary import check_encoding, is_file_name, is_repository, resolve
 from tasks.config import BuildConfig, Source
-from tasks.download.directories import check_names, refuse_saved, refuse_tables
+from tasks.download.directories import TableIn, check_names, refuse_saved, refuse_tables, table_in
 from tasks.download.hub import check_requests, resolve_hub
 from tasks.download.tables import resolve_table
 from tasks.faults import faults_of
@@ -37,7 +38,7 @@ from tasks.models import FoundFile, PinnedSource, Stamp, stamp_of, version_of
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-MOST_NAMES = 1000
+MOST_NAMES = 10_000
 """Names in a directory that are compared with one that is not there."""
 HIDDEN = re.compile(r"(^|/)[._]")
 UNFIT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
@@ -47,11 +48,13 @@ TRIES = Tries(first_wait=1.0, longest_wait=60.0, attempts=ATTEMPTS)
 TIMEOUT = (10, 60)
 
 
-def resolve_source(source: Source, index: int) -> PinnedSource:
-    """The files of a source, ordered by name. ValueError if there are none, or where one must not be read."""
+def resolve_source(source: Source, index: int, table_in: TableIn = table_in) -> PinnedSource:
+    """The files of a source, ordered by name. ValueError if there are none, or where one must not be read. *table_in*: looks for
+    a table; one that remembers what it saw is for several sources.
+    """
     template = None if source.chat_template is None else local_path(source.chat_template)
     if template is not None and kind_of(template) is None:
-        raise ValueError(f"{source.called}: there is no chat template at {template}{_place(template)}{_nearest(Path(template))}")
+        raise ValueError(f"{source.called}: there is no chat template at {template}{_instead(template)}")
     if source.hub is not None:
         return resolve_hub(source, index)
     if source.table is not None:
@@ -59,12 +62,10 @@ def resolve_source(source: Source, index: int) -> PinnedSource:
         return pinned._replace(files=assign_splits(source, pinned.files))
     assert source.path is not None
     here = local_path(source.path)
-    found = _remote(source, index, source.path) if here is None else _local(source, index, here)
+    found = _remote(source, index, source.path, table_in) if here is None else _local(source, index, here, table_in)
     files = assign_splits(source, tuple(sorted(found, key=lambda file: file.name)))
     if not files:
-        brackets = ". Brackets are a pattern: [[] is one of them." if "[" in source.path else ""
-        meant = f". It {other}" if (other := other_meaning(source.path)) else brackets or _nearest_match(here)
-        raise ValueError(f"{source.called}: there are no files at {source.path}{_place(here)}{meant}")
+        raise ValueError(f"{source.called}: there are no files at {source.path}{_instead(source.path)}")
     refuse_saved(source, files)
     check_names(source, files)
     origin = source.path if here is None else f"local files ({PurePosixPath(here).name or 'directory'})"
@@ -108,14 +109,13 @@ def assign_splits(source: Source, files: tuple[FoundFile, ...]) -> tuple[FoundFi
     if source.split is None and (
         held_out := [file.name for file in chosen if file.split == "train" and names_split(file.name, "test")]
     ):
-        listed = ", ".join(held_out[:5]) + (" ..." if len(held_out) > 5 else "")
-        logger.warning("%s: %s: named as a test split, but train here. Set source.split to leave it out.", source.called, listed)
+        said = "%s: %s: named as a test split, but train here. Set source.split to leave it out."
+        logger.warning(said, source.called, _some(held_out))
     for split in filter(None, (source.split, source.validation_split)):
         if not any(names_split(file.name, split) for file in files):
             raise ValueError(
-                f"{source.called}: no file is of split {split!r}; there are {', '.join(f.name for f in files[:5])}"
-                f"{' ...' if len(files) > 5 else ''}. A split's name stands alone in a file's name or path, as in "
-                f"{split}-00000.parquet."
+                f"{source.called}: no file is of split {split!r}; there are {_some([file.name for file in files])}. A split's "
+                f"name stands alone in a file's name or path, as in {split}-00000.parquet."
             )
     return tuple(chosen)
 
@@ -125,7 +125,12 @@ def names_split(name: str, split: str) -> bool:
     return re.search(rf"(?<![A-Za-z0-9]){re.escape(split)}(?![A-Za-z0-9])", name) is not None
 
 
-def _local(source: Source, index: int, path: str) -> Iterator[FoundFile]:
+def _some(names: Sequence[str]) -> str:
+    """The first few names."""
+    return ", ".join(names[:5]) + (" ..." if len(names) > 5 else "")
+
+
+def _local(source: Source, index: int, path: str, table_in: TableIn) -> Iterator[FoundFile]:
     location = Path(path)
     hidden_too = False
     if kind_of(location) == "directory":
@@ -140,11 +145,10 @@ def _local(source: Source, index: int, path: str) -> Iterator[FoundFile]:
         paths, begin = _matching(Path(base), pattern), len(os.fspath(Path(base, "x"))) - 1
         hidden_too = HIDDEN.search(pattern) is not None
     else:
-        meant = f". It {other_meaning(path)}" if other_meaning(path) else _nearest(location)
-        raise ValueError(f"{source.called}: there is nothing at {path}{_place(path)}{meant}")
+        raise ValueError(f"{source.called}: there is nothing at {path}{_instead(path)}")
     files = list(paths)
     parents = {file[: file.rfind("/") + 1] for file, _ in files}
-    refuse_tables(source, Store.at(base or "."), [os.path.abspath(f"{parent}x") for parent in parents])
+    refuse_tables(source, Store.at(base or "."), [os.path.abspath(f"{parent}x") for parent in parents], table_in)
     for file, directory in files:
         name = file[begin:]
         if not hidden_too and HIDDEN.search(name):
@@ -205,38 +209,31 @@ def _matching(base: Path, pattern: str) -> Iterator[tuple[str, str]]:
             yield from ((begin + name, directory) for name in fnmatch.filter(os.listdir(parent), last))
 
 
-def _place(path: str | None) -> str:
-    """Where a local path leads, for people, if it does not say so itself."""
-    return "" if path is None or os.path.isabs(path) else f", which is {os.path.abspath(path)}"
-
-
-def _nearest(location: Path) -> str:
-    """The path nearest to one where nothing is, as a question. Nothing where none is near, or nobody may look."""
-    above = [
-        parent
-        for parent in (Path(os.path.abspath(location)), *Path(os.path.abspath(location)).parents)
-        if kind_of(parent) is None
-    ]
-    missing = above[-1]
+def _instead(location: str) -> str:
+    """Where a location leads at which nothing is, if it does not say so itself; and the nearest path or pattern as a question, or
+    else what is there, if it is local and may be listed.
+    """
+    brackets = ". Brackets are a pattern: [[] is one of them." if "[" in location else ""
+    if (path := local_path(location)) is None:
+        return brackets
+    place = "" if os.path.isabs(path) else f", which is {os.path.abspath(path)}"
+    if other := other_meaning(path):
+        return f"{place}. It {other}"
+    base, pattern = pattern_base(path) if MAGIC & set(path) else (path, "")
+    here, wanted = Path(os.path.abspath(base)), pattern
+    while kind_of(here) is None:
+        here, wanted = here.parent, here.name
+    if kind_of(here) == "file":
+        return f"{place}. {here} is a file. Leave out what follows it."
     with contextlib.suppress(OSError, ValueError):
-        names = [name for name in os.listdir(readable(os.fspath(missing.parent))) if not HIDDEN.match(name)]
-        if name := nearest(missing.name, names):
-            return f". Did you mean {missing.parent / name}?"
-    return ""
-
-
-def _nearest_match(path: str | None) -> str:
-    """The pattern or file nearest to a local pattern that nothing matches."""
-    if not MAGIC & set(path or ""):
-        return ""
-    base, pattern = pattern_base(path or "")
-    with contextlib.suppress(OSError, ValueError):
-        if kind_of(base) is None:
-            return _nearest(Path(base))
-        names = [name for name in sorted(os.listdir(readable(base))) if not HIDDEN.match(name)][:MOST_NAMES]
-        near = nearest(pattern, [*(f"*{Path(name).suffix}" for name in names), *names])
-        return f". Did you mean {Path(base, near)}?" if near else ""
-    return ""
+        listed = sorted(os.listdir(readable(os.fspath(here))))
+        names = [name for name in listed if not HIDDEN.match(name) and not UNFIT.search(name)][:MOST_NAMES]
+        endings = [f"*{Path(name).suffix}" for name in names] if wanted == pattern else []
+        if near := nearest(wanted, [*endings, *names]):
+            return f"{place}. Did you mean {here / near}?"
+        there = f". {here} has {_some(names) or 'nothing that is not hidden'}. Name what is there, or put it there."
+        return f"{place}{brackets or there}"
+    return place
 
 
 def _check_listed(base: Path, parts: tuple[str, ...], source: Source) -> None:
@@ -278,7 +275,7 @@ def _walk(directory: str, source: Source) -> Iterator[tuple[str, str]]:
                 yield entry.path, here
 
 
-def _remote(source: Source, index: int, url: str) -> Iterator[FoundFile]:
+def _remote(source: Source, index: int, url: str, table_in: TableIn) -> Iterator[FoundFile]:
     http = fsspec.utils.get_protocol(url) in ("http", "https")
     if http and urlsplit(url).path.endswith("/"):
         raise ValueError(f"{source.called}: {url} names no file. Name one, or a pattern: {url}*.jsonl")
@@ -310,7 +307,7 @@ def _remote(source: Source, index: int, url: str) -> Iterator[FoundFile]:
         else:
             base, infos, hidden_too = posixpath.dirname(path), [info], True
     except FileNotFoundError as error:
-        raise ValueError(f"{source.called}: there is nothing at {url}") from error
+        raise ValueError(f"{source.called}: there is nothing at {url}. {CHECK_ACCESS}") from error
     except ValueError:
         raise
     except Exception as error:
@@ -319,7 +316,7 @@ def _remote(source: Source, index: int, url: str) -> Iterator[FoundFile]:
         # Every store has errors of its own, and few of them are an OSError.
         raise OSError(f"{source.called}: {url} cannot be listed ({brief(error)}). {CHECK_ACCESS}") from error
     if not http:
-        refuse_tables(source, store, [str(info["name"]) for info in infos], listed=listed)
+        refuse_tables(source, store, [str(info["name"]) for info in infos], table_in, listed)
     for info in infos:
         uri = readable(store.url_of(info["name"]))
         name = (unquote(urlsplit(uri).path) if http else str(info["name"]))[len(base) :].lstrip("/")
@@ -396,9 +393,10 @@ def fault_of_config(settings: dict[str, Any]) -> str | None:
         return "; ".join(faults_of(error, BuildConfig, "source" in settings))
     try:
         check_here(config)
+        tables = functools.cache(table_in)
         for number, source in enumerate(config.sources):
             if "://" not in source.place:
-                resolve_source(source, number)
+                resolve_source(source, number, tables)
     except (ValueError, OSError) as error:
         return one_line(error)
     return None
@@ -408,10 +406,8 @@ def check_here(config: BuildConfig) -> None:
     """ValueError or OSError if nothing is at a local path or matches it, or a tokenizer's name means nothing."""
     check_tokenizer(config.tokenizer.name)
     for number, source in enumerate(config.sources):
-        template = source.chat_template
-        if template is not None and "://" not in template and kind_of(template) is None:
-            raise ValueError(f"{source.called}: there is no chat template {template}. Set chat_template to a file.")
-        if source.path is not None and "://" not in source.path and not is_there(source.path):
+        paths = (source.path, source.chat_template)
+        if not all(path is None or "://" in path or is_there(path) for path in paths):
             resolve_source(source, number)  # it says what is there instead
 
 

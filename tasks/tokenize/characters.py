@@ -61,8 +61,7 @@ class Characters:
             following = data[np.minimum(places + 1, len(data) - 1)]
             places = places[self._starts[data[places].astype(np.int64) << 8 | following]]
             if len(places):
-                places = places[np.searchsorted(self._bounds, code_points(data, places), side="right") % 2 == 1]
-                found[np.searchsorted(offsets - offsets[0], places, side="right") - 1] = True
+                found[_with_one(data, offsets, places, self._bounds)] = True
         return found
 
     def _places(self, block: UInt8s) -> Int64s:
@@ -138,8 +137,12 @@ def may_change(texts: pa.LargeStringArray) -> Bools:
     data = data[offsets[0] : offsets[-1]]
     found = np.zeros(len(texts), bool)
     places = np.flatnonzero(data >= chr(FIRST).encode()[0])
-    if not len(places):
-        return found
-    places = places[np.searchsorted(_BOUNDS, code_points(data, places), side="right") % 2 == 1]
-    found[np.searchsorted(offsets - offsets[0], places, side="right") - 1] = True
+    if len(places):
+        found[_with_one(data, offsets, places, _BOUNDS)] = True
     return found
+
+
+def _with_one(data: UInt8s, offsets: Int64s, places: Int64s, bounds: Int64s) -> Int64s:
+    """The numbers of the texts that have a character of ranges with these *bounds* at one of the *places* in their *data*."""
+    places = places[np.searchsorted(bounds, code_points(data, places), side="right") % 2 == 1]
+    return np.searchsorted(offsets - offsets[0], places, side="right") - 1

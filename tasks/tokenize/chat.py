@@ -28,7 +28,7 @@ from tasks.config import DocumentPolicy, MessageNames, Source, TokenizerConfig
 from tasks.models import Model
 from tasks.text.documents import text_and_spans
 from tasks.tokenize.engines import Encoder, Engine, Refusal, Tokens, UnencodableError, joined, large_string_array
-from tasks.tokenize.parts import Masked, PartEncoder, one_of
+from tasks.tokenize.parts import Masked, PartEncoder, no_tokens, one_of
 from tasks.tokenize.probes import awkward_texts
 from tasks.tokenize.rendering.messages import END_OF_THOUGHT
 from tasks.tokenize.rendering.processes import Parted, Renderers
@@ -80,7 +80,7 @@ class Marked:
             for fault in one.faults.values():
                 self._refused.last = texts, found  # its texts are asked for one by one now
                 raise UnencodableError(fault.detail)
-        return found[0].tokens if len(found) == 1 else _together([one.tokens for one in found])
+        return found[0].tokens if len(found) == 1 else joined([no_tokens(0), *(one.tokens for one in found)])
 
     def one_by_one(self, texts: pa.LargeStringArray) -> Iterator[Tokens | str]:
         known, found = getattr(self._refused, "last", (None, []))
@@ -112,17 +112,9 @@ class Conversations(Marked):
 
 def settings_of(chat: Chat, specials: Sequence[str], fast: bool) -> Settings:
     """The settings of a process that renders conversations."""
-    return Settings(
-        template=chat.template,
-        tokens=chat.tokens,
-        roles=chat.roles,
-        day=chat.day.isoformat() if chat.day else None,
-        specials=tuple(specials),
-        names=chat.messages.model_dump() if chat.messages else None,
-        fast=fast,
-        boundary=BOUNDARY.decode() if chat.tools else None,
-        counted=chat.count,
-    )
+    given = chat.model_dump(mode="json", exclude={"tools", "count", "edition"})
+    boundary = BOUNDARY.decode() if chat.tools else None
+    return Settings(**given, specials=specials, fast=fast, boundary=boundary, counted=chat.count)
 
 
 def limits_of(config: TokenizerConfig) -> Limits:
@@ -177,15 +169,6 @@ def _default_of(templates: Any) -> str | None:
     if isinstance(templates, list):
         templates = next((one.get("template") for one in templates if one.get("name") == "default"), None)
     return templates if isinstance(templates, str) else None
-
-
-def _together(batches: Sequence[Tokens]) -> Tokens:
-    """The tokens of several batches of texts as those of one."""
-    before = np.cumsum([0, *(len(one.ids) for one in batches)])
-    offsets = [one.offsets[1:] + start for one, start in zip(batches, before[:-1].tolist(), strict=True)]
-    masks = [one.mask for one in batches if one.mask is not None]
-    ids = np.concatenate([np.empty(0, np.uint32), *(one.ids for one in batches)])
-    return Tokens(ids, np.concatenate([np.zeros(1, np.int64), *offsets]), np.concatenate([np.empty(0, np.uint8), *masks]))
 
 
 @functools.lru_cache(8)

@@ -25,6 +25,7 @@ from flat_tokens.annotations import Int64s, UInt8s, UInt32s, UInt64s
 from flat_tokens.batch import TokenBatch
 from flat_tokens.columns import texts_as_arrow
 from flat_tokens.manifest import TokenBytes
+from flat_tokens.rows.views import running_sums
 from flat_tokens.text.rows import text_buffers
 from flat_tokens.tools.terminal import duration, size
 from tasks.config import DocumentPolicy, Source, TokenizerConfig, available_memory
@@ -94,10 +95,11 @@ def concatenate(arrays: Iterable[UInt32s]) -> Tokens:
 
 
 def joined(parts: Sequence[Tokens]) -> Tokens:
-    """The tokens of texts that were encoded one by one."""
-    together = concatenate(part.ids for part in parts)
+    """The tokens of several batches of texts as those of one."""
     masks = [part.mask for part in parts if part.mask is not None]
-    return together._replace(mask=np.concatenate(masks)) if masks else together
+    lengths = np.concatenate([np.empty(0, np.int64), *(np.diff(part.offsets) for part in parts)])
+    ids = np.concatenate([np.empty(0, np.uint32), *(part.ids for part in parts)])
+    return Tokens(ids, running_sums(lengths), np.concatenate(masks) if masks else None)
 
 
 def import_ahead(loading: Future[Tokenizer]) -> None:

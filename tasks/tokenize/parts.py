@@ -110,12 +110,12 @@ class PartEncoder:
         if tokens is not None and not by_reference and not faults:
             return Masked(tokens, faults)
         faults |= {i: found for i, found in by_reference.items() if isinstance(found, BadText)}
-        none = _nothing(1)
+        none = no_tokens(1)
         parts: list[Tokens] = []
         for i in range(len(texts.counts)):
             own = by_reference.get(i)
             parts.append(none if i in faults else own if isinstance(own, Tokens) else one_of(tokens, i))
-        return Masked(joined(parts) if parts else _nothing(0), faults)
+        return Masked(joined([no_tokens(0), *parts]), faults)
 
     def _by_engine(self, texts: Parted, engine: Encoder) -> tuple[Tokens, Bools]:
         """The tokens of all texts, and which parts the reference has to tokenize, bool[p]."""
@@ -209,7 +209,7 @@ class PartEncoder:
         return found
 
 
-def _nothing(count: int) -> Tokens:
+def no_tokens(count: int) -> Tokens:
     """The tokens of texts that have none."""
     return Tokens(np.empty(0, np.uint32), np.zeros(count + 1, np.int64), np.empty(0, np.uint8))
 

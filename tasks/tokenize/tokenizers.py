@@ -79,10 +79,9 @@ def bytes_tokenizer(definition: ByteValues) -> Tokenizer:
         ids += np.uint32(1)
         return Tokens(ids, offsets - offsets[0])
 
-    def decode(ids: list[int]) -> str:
-        return bytes(i - 1 for i in ids).decode("utf-8", "replace")
-
-    return Tokenizer(definition.name, definition.digest, 256, encode, None, decode)
+    return Tokenizer(
+        definition.name, definition.digest, 256, encode, None, lambda ids: bytes(i - 1 for i in ids).decode("utf-8", "replace")
+    )
 
 
 def ranks_tokenizer(definition: Ranks) -> Tokenizer:
@@ -113,7 +112,7 @@ def ranks_tokenizer(definition: Ranks) -> Tokenizer:
         definition.highest,
         encode,
         fast,
-        lambda ids: str(definition.encoding.decode(ids)),
+        definition.encoding.decode,
         definition.revision,
         why_slow=why_slow,
         probes=probes,
@@ -165,12 +164,8 @@ def json_tokenizer(of: TokenizerJson) -> Tokenizer:
             choices.append(CHARACTERS_OF_17.texts if known.tells_symbols else LETTERS_OF_17.texts)
         return divided(fast, encode, *choices) if choices else fast
 
-    def decode(ids: list[int]) -> str:
-        return str(tokenizer.decode(ids, skip_special_tokens=False))
-
-    return Tokenizer(
-        of.name, of.digest, highest, encode, make_fast, decode, of.revision, why_slow=why_slow, probes=partial(texts_of_json, of)
-    )
+    decode, probes = partial(tokenizer.decode, skip_special_tokens=False), partial(texts_of_json, of)
+    return Tokenizer(of.name, of.digest, highest, encode, make_fast, decode, of.revision, why_slow=why_slow, probes=probes)
 
 
 def pieces_tokenizer(definition: SentencePieceModel) -> Tokenizer:
@@ -182,16 +177,13 @@ def pieces_tokenizer(definition: SentencePieceModel) -> Tokenizer:
         found = processor.encode(texts.to_pylist(), out_type=int, num_threads=1)
         return concatenate(np.array(ids, np.uint32) for ids in found)
 
-    def decode(ids: list[int]) -> str:
-        return str(processor.decode(ids))
-
     return Tokenizer(
         definition.name,
         definition.digest,
         highest,
         encode,
         None,
-        decode,
+        processor.decode,
         definition.revision,
         why_slow="it is a model of SentencePiece",
         probes=partial(texts_of_pieces, definition),

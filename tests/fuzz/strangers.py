@@ -65,10 +65,7 @@ TAGS += (
 
 
 def _renderers(template: str) -> Renderers:
-    settings = Settings(
-        template=template, tokens={}, roles=("assistant",), day=None, specials=("<s>", "<|user|>"), names=None, fast=True
-    )
-    return Renderers(settings, LIMITS)
+    return Renderers(Settings(template, specials=("<s>", "<|user|>")), LIMITS)
 
 
 def _rendered(renderers: Renderers, *texts: str) -> list[int]:

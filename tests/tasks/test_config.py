@@ -80,27 +80,36 @@ def test_examples_are_valid(example):
 
 
 @pytest.mark.parametrize(
-    "location",
+    ("location", "path"),
     [
-        "/data",
-        "data/*.jsonl",
-        "../data/a[1].parquet",
-        "./data",
-        "~/data",
-        "/data/..hidden",
-        "/data/a@b",
-        "file:///data",
-        "gs://bucket/path",
-        "s3://bucket/user@example.org/a",
-        "hf://datasets/org/name@main/data",
-        "https://example.org/a.jsonl?download=true&type=x&page=2",
-        "memory://x",
-        "/data/with space",
+        ("file:///data/100%25/a%20b", "/data/100%/a b"),
+        *(
+            (place, place)
+            for place in (
+                "/data",
+                "data/*.jsonl",
+                "../data/a[1].parquet",
+                "./data",
+                "~/data",
+                "/data/..hidden",
+                "/data/a@b",
+                "/data/100%25/a%20b",
+                "file:///data",
+                "gs://bucket/path",
+                "s3://bucket/user@example.org/a",
+                "hf://datasets/org/name@main/data",
+                "https://example.org/a.jsonl?download=true&type=x&page=2",
+                "memory://x",
+                "/data/with space",
+            )
+        ),
     ],
 )
-def test_plain_locations_are_taken_as_they_are(location):
+def test_plain_locations_are_taken_as_they_are(location, path):
+    """But for file:// URLs that are percent-encoded: they are the path, the second time, too."""
     assert plain_location(location) == location
-    assert Source(path=location).path == location
+    for setting in ("path", "table"):
+        assert [getattr(Source(**{setting: place}), setting) for place in (location, path)] == [path, path]
 
 
 @pytest.mark.parametrize(
@@ -215,14 +224,11 @@ def test_other_places_are_taken_as_they_are(output, path):
     assert config(output=output, source={"path": path}).output == output
 
 
-def test_any_share_may_be_validation():
+def test_any_share_may_be_validation_which_a_validation_split_of_a_source_replaces():
     for fraction in (0, 1, 0.5, 1e-12):
         assert config(validation_fraction=fraction).fraction == fraction
-
-
-def test_a_validation_split_of_a_source_replaces_the_drawn_one():
-    assert config(source={"path": "/in", "validation_split": "test"}).fraction == 0
-    assert config(source={"path": "/in", "validation_split": "test"}, validation_fraction=0).fraction == 0
+    for more in ({}, {"validation_fraction": 0}):
+        assert config(source={"path": "/in", "validation_split": "test"}, **more).fraction == 0
 
 
 def test_a_config_cannot_be_changed():

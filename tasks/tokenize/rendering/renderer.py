@@ -18,7 +18,6 @@ from jinja2 import TemplateError
 from tasks.tokenize.rendering.forms import Form, Rendered
 from tasks.tokenize.rendering.messages import (
     END_OF_THOUGHT,
-    USUAL,
     Message,
     Names,
     RefusedError,
@@ -68,7 +67,7 @@ class Renderer:
 
     def __init__(self, settings: Settings) -> None:
         self._settings, specials = settings, settings.specials
-        self.names = USUAL if settings.names is None else Names(**settings.names)
+        self.names = Names(**settings.messages or {})
         self._numbers = {text: number for number, text in enumerate(specials)}
         # Alternatives that begin with a literal each: the expression then passes over other characters fast.
         longest_first = "|".join(map(re.escape, sorted(specials, key=len, reverse=True)))
@@ -104,13 +103,13 @@ class Renderer:
         found = read_messages(text)
         self.template.prepare(given)
         fault = self.names.fault_of(found)
-        if fault and self.names is not USUAL:
+        if fault and self._settings.messages:
             raise RefusedError(fault, "no_content")
-        if self.names is not USUAL:
+        if self._settings.messages:
             found = [self.names.applied(message) for message in found]
         aside: list[str] = []
         tools = None if tools is None else self._value_aside(tools, aside, MAX_DEPTH)
-        messages = [with_reasoning(self._put_aside(message, aside)) for message in found]
+        messages = [with_reasoning(self._value_aside(message, aside, MAX_DEPTH + 1)) for message in found]
         digest = hashlib.blake2b(text.encode(), digest_size=2 * SEAL).digest()
         seal = "".join(chr(FIRST_OF_SEAL + (digest[i] << 8 | digest[i + 1]) % 0xFFFE) for i in range(0, 2 * SEAL, 2))
         try:
@@ -163,7 +162,7 @@ class Renderer:
         # A character is found ten times as fast as a string, and few texts have both ends of one.
         if any(one[0] in text and one[-1] in text and one in text for one in self._begins):
             return None
-        if self.names is not USUAL:
+        if self._settings.messages:
             roles = [roles_here.get(one, one) for one in roles]
             found = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
         return Simple(tuple(roles), contents, found, text)
@@ -212,20 +211,8 @@ class Renderer:
         text, _, tools = text.partition(self._settings.boundary)
         return text, read_tools(tools)
 
-    def _put_aside(self, message: Message, aside: list[str]) -> Message:
-        """A message with the special strings in it put aside, and what a special string could begin with at an end."""
-        found = {}
-        for name, value in message.items():
-            if name not in self._clean:
-                if (changed := self._without_specials(name, aside)) == name and len(self._clean) < MAX_ASIDE:
-                    self._clean.add(name)
-                name = changed
-            # Templates make special tokens of a role, such as <|user|>.
-            is_role = name == "role" and isinstance(value, str) and PLAIN_ROLE.fullmatch(value)
-            found[name] = value if is_role else self._value_aside(value, aside, MAX_DEPTH)
-        return found
-
     def _value_aside(self, value: Any, aside: list[str], depth: int) -> Any:
+        """A value with the special strings in it put aside, and what a special string could begin with at an end."""
         if isinstance(value, str):
             return self._without_specials(value, aside)
         if not isinstance(value, list | dict):
@@ -234,13 +221,19 @@ class Renderer:
             raise RefusedError(f"it is nested too deep: more than {MAX_DEPTH} lists and objects within each other")
         if isinstance(value, list):
             return [self._value_aside(item, aside, depth - 1) for item in value]
-        return {
-            self._without_specials(name, aside): self._role_aside(name, item, aside, depth - 1) for name, item in value.items()
-        }
+        found = {}
+        for name, item in value.items():
+            # Templates make special tokens of a role, such as <|user|>.
+            is_role = name == "role" and isinstance(item, str) and PLAIN_ROLE.fullmatch(item)
+            found[self._name_aside(name, aside)] = item if is_role else self._value_aside(item, aside, depth - 1)
+        return found
 
-    def _role_aside(self, name: str, value: Any, aside: list[str], depth: int) -> Any:
-        is_role = name == "role" and isinstance(value, str) and PLAIN_ROLE.fullmatch(value)
-        return value if is_role else self._value_aside(value, aside, depth)
+    def _name_aside(self, name: str, aside: list[str]) -> str:
+        if name in self._clean:
+            return name
+        if (changed := self._without_specials(name, aside)) == name and len(self._clean) < MAX_ASIDE:
+            self._clean.add(name)
+        return changed
 
     def _without_specials(self, text: str, aside: list[str]) -> str:
         def keep(found: re.Match[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 IntPair = tuple[int, int]
@@ -21,20 +22,20 @@ stops of what counts (all int64), those texts in UTF-8, and as JSON (number, rea
 
 
 class Settings(NamedTuple):
-    """The settings of a renderer. ``specials``: the strings of the special tokens, by their numbers. ``names``: the keys and
-    roles of messages, where they are unusual ones. ``fast``: whether minijinja may render conversations. ``boundary``: the text
-    between a conversation and its tools, where there are tools. ``counted``: the parts of a message that count, where not all do.
+    """The settings of a renderer. ``specials``: the strings of the special tokens, by their numbers. ``fast``: whether minijinja
+    may render conversations. ``messages``: their keys and roles, where they are unusual ones. ``boundary``: the text between a
+    conversation and its tools, where there are tools. ``counted``: the parts of a message that count, where not all do.
     """
 
     template: str
-    tokens: dict[str, str]
-    roles: tuple[str, ...]
-    day: str | None
-    specials: tuple[str, ...]
-    names: dict[str, Any] | None
-    fast: bool
+    tokens: Mapping[str, str] = {}
+    roles: Sequence[str] = ("assistant",)
+    specials: Sequence[str] = ()
+    fast: bool = True
+    day: str | None = None
+    messages: Mapping[str, Any] | None = None
     boundary: str | None = None
-    counted: tuple[str, ...] | None = None
+    counted: Sequence[str] | None = None
 
 
 class Limits(NamedTuple):

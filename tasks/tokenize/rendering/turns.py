@@ -37,6 +37,7 @@ NOT_FOUND = (
     "{{% endgeneration %}} around what counts in the template, as trl/chat_templates/*_training.jinja of TRL have them for many "
     "models, or leave such conversations out by documents.on_bad: skip"
 )
+OUT_OF_ORDER = NOT_FOUND.replace("otherwise when others follow", "out of order")
 
 
 class MessagePart(NamedTuple):
@@ -110,6 +111,9 @@ class Turns:
             # A thought that the template alone has: it is empty.
             empty = EMPTY_THOUGHT.match(of.text, start, min(stop, of.starts.get(i, stop)))
             start = empty.end() if empty else start
+        following = next((of.starts[k] for k in range(i + 1, len(of.messages)) if k in of.starts), stop)
+        if not start <= of.starts.get(i, start) <= of.ends.get(i, stop) <= stop or start <= following < stop:
+            raise RefusedError(OUT_OF_ORDER.format(i))
         return start, stop
 
     def _cut(self, of: _Conversation, count: int, asks: bool, ends: bool) -> int:

@@ -13,7 +13,7 @@ from tasks.download.sources import fault_of_config
         ({"source": {"path": "/nowhere/*.txt"}}, "the source: there are no files at /nowhere/*.txt"),
         (
             {"source": {"path": "s3://b/a.jsonl", "messages_column": "m", "chat_template": "/nowhere/t.jinja"}},
-            "there is no chat template /nowhere/t.jinja",
+            "there is no chat template at /nowhere/t.jinja",
         ),
         ({"validation_fraction": 2}, "validation_fraction"),
         ({}, None),

@@ -322,6 +322,14 @@ def test_rows_that_an_iceberg_table_deleted_are_left_out_and_columns_are_found_b
         build_here(options)
 
 
+def test_manifests_of_an_iceberg_table_are_read_once(tmp_path, catalog, monkeypatch):
+    catalog.create_table("texts.web", rows(0, 1).schema).append(rows(0, 3))
+    opened, read = [], iceberg.StoreInput.open
+    monkeypatch.setattr(iceberg.StoreInput, "open", lambda one, *options: opened.append(one.location) or read(one, *options))
+    resolve_source(Source(table="texts.web", catalog=f"sqlite:///{tmp_path}/catalog.db"), 0)
+    assert sum(name.endswith("-m0.avro") for name in opened) == 1
+
+
 def test_columns_of_an_iceberg_table_are_those_that_a_branch_has_now(tmp_path, catalog):
     """An older snapshot has those of its time. A wider type of numbers is read."""
     table = catalog.create_table("texts.web", pa.schema([("text", pa.string()), ("n", pa.int32())]))

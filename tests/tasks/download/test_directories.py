@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from flat_tokens.stores.store import Store
-from tasks.config import Source
+from flows.pipelines.text import pin_sources
+from tasks.config import BuildConfig, Source
 from tasks.download.sources import _matching, resolve_source
 from tests.flows.test_stores import s3  # noqa: F401  a fixture
 from tests.refusal import refusal
@@ -218,15 +219,28 @@ def test_nothing_at_a_path_says_where_that_is_and_what_is_near(tmp_path, monkeyp
     for path, words in (
         ("data/webtxt", f"nothing at data/webtxt, which is {tmp_path}/data/webtxt. Did you mean {tmp_path}/data/webtext?"),
         (f"{tmp_path}/dat/webtext", f"nothing at {tmp_path}/dat/webtext. Did you mean {tmp_path}/data?"),
-        (f"{tmp_path}/hidden", f"nothing at {tmp_path}/hidden"),
-        ("data/*.parquet", f"no files at data/*.parquet, which is {tmp_path}/data/*.parquet"),
+        (f"{tmp_path}/hidden", f"nothing at {tmp_path}/hidden. {tmp_path} has data. Name what is there, or put it there."),
+        ("data/webtext/a.jsonl/b", f"{tmp_path}/data/webtext/a.jsonl is a file. Leave out what follows it."),
+        ("data/*.parquet", f"no files at data/*.parquet, which is {tmp_path}/data/*.parquet. {tmp_path}/data has webtext"),
         (
             "data/x[1]/*.jsonl",
             f"no files at data/x[1]/*.jsonl, which is {tmp_path}/data/x[1]/*.jsonl. Brackets are a pattern: [[] is",
         ),
+        ("data/webtext/*.json", f"Did you mean {tmp_path}/data/webtext/*.jsonl?"),
+        ("$HOME/x/*.txt", "It has a variable, $HOME, which only a shell"),
+        ("C:\\x\\*.txt", "It is a path of Windows"),
     ):
-        with refusal(f"there (is|are) {re.escape(words)}"):
+        with refusal(f"there (is nothing|are no files) at .*{re.escape(words.partition(' at ')[2] or words)}"):
             names(path)
+
+
+def test_a_table_is_looked_for_once_in_the_directories_of_all_sources(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("flows.pipelines.text.table_in", lambda fs, directory: asked.append(directory))
+    sources = [{"name": name, "path": str(put(tmp_path, f"in/{name}.jsonl") / f"in/{name}.jsonl")} for name in "ab"]
+    settings = {"output": str(tmp_path / "out"), "tokenizer": "bytes", "sources": sources}
+    assert len(pin_sources(BuildConfig.model_validate(settings), Store.at(tmp_path / "out"))[1]) == 2
+    assert len(asked) == len({*asked}) > 1
 
 
 def test_what_nobody_may_list_is_no_table(tmp_path):
@@ -248,12 +262,3 @@ def test_an_object_that_stands_for_a_directory_is_no_file(s3):  # noqa: F811
     assert [file.name for file in resolve_source(Source(path=f"{s3}/text"), 0).files] == ["sub/a.txt"]
     store.put("sub/b.txt", b"")  # which is an error, but not here
     assert [file.name for file in resolve_source(Source(path=f"{s3}/text"), 0).files] == ["sub/a.txt", "sub/b.txt"]
-
-
-@pytest.mark.parametrize(
-    ("pattern", "words"),
-    [("$HOME/x/*.txt", r"It has a variable, \$HOME, which only a shell"), ("C:\\x\\*.txt", "It is a path of Windows")],
-)
-def test_a_pattern_that_finds_nothing_says_what_it_may_have_meant(pattern, words):
-    with refusal(rf"there are no files at .*{words}"):
-        resolve_source(Source(path=pattern), 0)

@@ -271,7 +271,7 @@ def test_a_server_that_always_breaks_at_the_same_place_is_given_up(server, tmp_p
 
 def test_a_file_that_is_not_there_is_told_at_once(server, tmp_path, waits):
     server.moves = [busy(404)]
-    with refusal(rf"^the source: there is nothing at {server.url()}$"):
+    with refusal(rf"^the source: there is nothing at {server.url()}. Check the address, the network"):
         resolve(server.url())
     (found,) = resolve(server.url())
     server.moves = [busy(404)]

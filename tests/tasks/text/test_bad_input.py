@@ -577,7 +577,8 @@ def test_a_link_to_a_directory_is_refused_not_passed_over(tmp_path):
 @pytest.mark.parametrize("path", ["in", "in/*.jsonl", "in/**/*", "nothing", "nothing/*.jsonl"])
 def test_a_place_without_files_is_refused(tmp_path, path):
     (tmp_path / "in/below").mkdir(parents=True)
-    refuse(tmp_path, tmp_path / path, rf"^the source: there (are no files|is nothing) at {re.escape(str(tmp_path / path))}$")
+    place, there = re.escape(str(tmp_path / path)), "in has below|in has nothing that is not hidden|[^/]+ has in"
+    refuse(tmp_path, tmp_path / path, rf"^the source: there (are no files|is nothing) at {place}. /.*/({there})[.] Name what is")
 
 
 def put_back_the_time(path: Path, content: bytes) -> None:
@@ -641,7 +642,7 @@ CONFIGS = {
     "source: {path: x, messages_column: m, messages: {role: ''}}": "messages.role: String should have at least 1 character",
     "source: {path: x, tools_column: t}": "has tools_column, which is for messages; give its messages_column, too",
     "source: {path: x, count: [content]}": "has count, which is for messages; give its messages_column, too",
-    "source: {path: x, messages_column: m, count: [calls]}": "should be 'content', 'tool_calls' or 'thinking', not 'calls'",
+    "source: {path: x, messages_column: m, count: [calls]}": "should be 'content', 'tool_calls' or 'thinking', not 'calls'\n",
     "source: {path: x, messages_column: m, tools_column: m}": "messages_column and tools_column are both 'm'",
     "source: {path: x, completion_column: a}": "has a completion_column; give its prompt_column, too",
     "source: {path: x, prompt_column: q}": "has a prompt_column; give its completion_column, too",

@@ -222,11 +222,18 @@ def test_conversations_that_cannot_be_encoded(tokenizer, text, told):
     assert isinstance(other, str)
 
 
-def test_a_message_that_others_change_is_not_guessed(speak):
+@pytest.mark.parametrize(
+    ("count", "messages", "content", "told"),
+    [
+        (4, "messages", "m.content if loop.last else m.content | length", "otherwise when others follow"),
+        *((count, "messages | reverse", "m.content", "out of order") for count in (2, 3, 4)),
+    ],
+)
+def test_a_message_that_is_not_found_is_not_guessed(speak, count, messages, content, told):
     """Some templates leave out the thoughts of earlier answers."""
-    template = "{% for m in messages %}<s>{{ m.content if loop.last else m.content | length }}</s>{% endfor %}"
-    with refusal(r"message 1 is rendered otherwise when others follow.*\{% generation %\}", UnencodableError):
-        speak(TALK, template)
+    template = f"{{% for m in {messages} %}}<s>{{{{ {content} }}}}</s>{{% endfor %}}"
+    with refusal(rf"message 1 is rendered {told}.*\{{% generation %\}}", UnencodableError):
+        speak(TALK[:count], template)
 
 
 @pytest.mark.parametrize(

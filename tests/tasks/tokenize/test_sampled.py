@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,6 @@ from tasks.tokenize.engines import (
     EnginesDifferError,
     Tokens,
     UnencodableError,
-    joined,
     large_string_array,
     sampled,
     tokens_of,
@@ -166,18 +164,6 @@ def test_the_reference_engine_is_compared_with_nothing(tmp_path):
     tokenizer = dataclasses.replace(load("bytes"), reference=counted)
     tokens(Engine(tokenizer, fast=False), "ab", tmp_path=tmp_path)
     assert len(calls) == 2  # the second time to see that there is no fast engine
-
-
-def test_tokens_keep_their_mask():
-    """Where they are changed, and between processes."""
-    ids, offsets, mask = np.arange(3, dtype=np.uint32), np.array([0, 3]), np.array([0, 1, 1], np.uint8)
-    whole = Tokens(ids, offsets, mask)
-    assert whole._replace(ids=ids + np.uint32(1)).mask is mask
-    again = pickle.loads(pickle.dumps(whole))
-    assert (again.ids.tolist(), again.offsets.tolist(), again.mask.tolist()) == ([0, 1, 2], [0, 3], [0, 1, 1])
-    both = joined([whole, whole])
-    assert both.mask.tolist() == [0, 1, 1] * 2
-    assert joined([Tokens(ids, offsets)]).mask is None
 
 
 def test_a_build_stops_and_the_reference_engine_makes_all_anew(tmp_path, monkeypatch):

@@ -23,7 +23,6 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, processors
 
 import tasks.tokenize.engines
-from flat_tokens.text.rows import text_buffers
 from flat_tokens.vocabulary import CL100K, definition_file
 from tasks.config import TokenizerConfig
 from tasks.tokenize.engines import (
@@ -282,12 +281,6 @@ def test_what_says_nothing_of_the_cost_is_not_taken_for_it(caplog):
     assert [record.message[-33:] for record in caplog.records] == ["Using the slower reference engine."[-33:]] * 3
 
 
-def test_nothing_is_told_of_an_engine_that_somebody_chose(caplog):
-    tokenizer = dataclasses.replace(load("bytes"), why_slow="why")
-    assert not may_use_fast_engine(tokenizer, "reference", [SAMPLE])
-    assert caplog.records == []
-
-
 def test_the_sample_decides_too(caplog):
     """An engine may differ only on what this source holds; the warning shows the text."""
 
@@ -388,14 +381,6 @@ def test_engines_are_shared_within_a_process_by_digest():
     assert engine_of(tokenizer, False) is engine_of(tokenizer, False)
     assert engine_of(tokenizer, False) is not engine_of(counting([]), False)
     assert engine_of(tokenizer, True).name == "fast"
-
-
-def test_buffers_of_a_part_of_an_array_are_those_of_the_part():
-    data, offsets = text_buffers(large_string_array("one", "", "zwei")[1:])
-    assert bytes(data[offsets[0] : offsets[-1]]) == b"zwei"
-    assert np.diff(offsets).tolist() == [0, 4]
-    assert [len(part) for part in text_buffers(pa.array([], pa.large_string()))] == [0, 1]
-    assert large_string_array().to_pylist() == []
 
 
 @pytest.mark.parametrize(

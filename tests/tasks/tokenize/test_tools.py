@@ -268,7 +268,7 @@ def text_of(messages: list[Message], tools: Tools) -> str:
 
 
 def renderer(template: str, count: tuple[str, ...] | None = None) -> Renderer:
-    return Renderer(Settings(template, TOKENS, ("assistant",), None, SPECIALS, None, True, BOUNDARY.decode(), count))
+    return Renderer(Settings(template, TOKENS, specials=SPECIALS, boundary=BOUNDARY.decode(), counted=count))
 
 
 def counted(of: Renderer, text: str) -> tuple[str, list[int]]:

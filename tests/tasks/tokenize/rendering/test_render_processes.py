@@ -98,8 +98,7 @@ def _no_process_stays() -> Iterator[None]:
 
 
 def renderers(template: str, limits: Limits = LIMITS, **more: Any) -> Renderers:
-    usual = {"tokens": {}, "roles": ("assistant",), "day": "2024-07-26", "specials": ("<s>",), "names": None}
-    return Renderers(Settings(template=template, fast=True, **{**usual, **more}), limits)
+    return Renderers(Settings(template, specials=("<s>",), **{"day": "2024-07-26", **more}), limits)
 
 
 def talks(*contents: str) -> pa.LargeStringArray:

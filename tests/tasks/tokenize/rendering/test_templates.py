@@ -22,8 +22,7 @@ MARKED = "{% for m in messages %}{{ m.role }}:{% generation %}{{ m.content }}{% 
 
 
 def renderer(template: str) -> Renderer:
-    usual = {"tokens": {"bos_token": "<s>"}, "roles": ("assistant",), "day": None, "specials": SPECIALS, "names": None}
-    return Renderer(Settings(template=template, fast=True, **usual))
+    return Renderer(Settings(template, {"bos_token": "<s>"}, specials=SPECIALS))
 
 
 def user(content: Any, **more: Any) -> bytes:

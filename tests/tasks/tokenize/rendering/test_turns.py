@@ -79,7 +79,7 @@ TEMPLATES = {
 
 
 def renderer(template: str, fast: bool = True, roles: tuple[str, ...] = ("assistant",)) -> Renderer:
-    return Renderer(Settings(template, {"bos_token": "<s>", "eos_token": "</s>"}, roles, "2024-07-26", SPECIALS, None, fast))
+    return Renderer(Settings(template, {"bos_token": "<s>", "eos_token": "</s>"}, roles, SPECIALS, fast, "2024-07-26"))
 
 
 def outcome(of: Renderer, messages: Messages) -> Rendered | str:
@@ -109,23 +109,26 @@ alternating = st.builds(
 )
 
 
+def check_same(pairs: list[list[Renderer]], most: int) -> None:
+    """Both of each pair give the same."""
+
+    @given(st.one_of(conversations, alternating))
+    @examples(most)
+    def same(messages: Messages) -> None:
+        for one, other in pairs:
+            assert outcome(one, messages) == outcome(other, messages)
+
+    same()
+
+
 BY_JINJA = {"a macro", "an inner loop", "a cycler", "loop changed", "a block"}
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_both_engines_give_the_same(name):
     """Parts and spans, for several choices of roles that count, and the same refusals. One remembers what it found before."""
-    pairs = [
-        (renderer(TEMPLATES[name], True, of), renderer(TEMPLATES[name], False, of)) for of in (("assistant",), ("user", "tool"))
-    ]
-
-    @given(st.one_of(conversations, alternating))
-    @examples(60)
-    def same(messages: Messages) -> None:
-        for fast, reference in pairs:
-            assert outcome(fast, messages) == outcome(reference, messages)
-
-    same()
+    pairs = [[renderer(TEMPLATES[name], fast, of) for fast in (True, False)] for of in (("assistant",), ("user", "tool"))]
+    check_same(pairs, 60)
     fast = pairs[0][0].template._mini
     assert (fast is None) == (name in BY_JINJA)
     if fast is not None:
@@ -197,8 +200,7 @@ def test_what_counts_if_a_template_writes_the_last_answer_otherwise(template, me
         "<|start|>",
         "<|message|>",
     )
-    tokens = {"eos_token": "<|endoftext|>"}
-    of = Renderer(Settings(template, tokens, ("assistant",), None, specials, None, True, None, count))
+    of = Renderer(Settings(template, {"eos_token": "<|endoftext|>"}, specials=specials, counted=count))
     rendered = of(json.dumps([{"role": "user", "content": "2+2"}, *messages]).encode())
     # Places are in bytes of text in which a special token has two.
     wide = b"".join(bytes([128 + part] * 2) if isinstance(part, int) else part for part in rendered.parts)
@@ -214,15 +216,5 @@ def test_both_engines_give_the_same_of_templates_of_trl():
     """Those that people train with."""
     trl = pytest.importorskip("trl", reason="trl is not installed: make peers")
     paths = sorted((Path(trl.__file__).parent / "chat_templates").glob("*.jinja"))
-    pairs = []
-    for path in paths:
-        template = re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", path.read_text())
-        pairs.append((renderer(template), renderer(template, fast=False)))
-
-    @given(st.one_of(conversations, alternating))
-    @examples(25)
-    def same(messages: Messages) -> None:
-        for fast, reference in pairs:
-            assert outcome(fast, messages) == outcome(reference, messages)
-
-    same()
+    templates = [re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", path.read_text()) for path in paths]
+    check_same([[renderer(template, fast) for fast in (True, False)] for template in templates], 25)
