@@ -417,7 +417,7 @@ def fetching_to(config: BuildConfig, workspace: Workspace, found: Iterable[Found
     if config.keep_files is True:
         yield workspace
         return
-    files = Path(workspace.scratch) / "files"
+    files = _files(workspace)
     room = config.scratch_bytes or kept_in(files) + shutil.disk_usage(nearest(files)).free // 2
     with contextlib.ExitStack() as stack:
         keeps = config.keep_files == "auto" and not workspace.root.exists(LIST)  # a copy would have what is forgotten

@@ -125,8 +125,7 @@ def take_room(files: Path, size: int | None, room: int, stack: contextlib.ExitSt
     are of files that stay after it.
     """
     make_directory(files)
-    with open(files / ".lock", "ab") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)
+    with _alone(files / ".lock"):
         sweep(os.fspath(files))
         taken, kept = _taken_in(files)
         size = max(room - kept, 0) if size is None else size
@@ -145,8 +144,7 @@ def take_room(files: Path, size: int | None, room: int, stack: contextlib.ExitSt
 
 def count_more(files: Path, size: int) -> None:
     """Count *size* bytes more than processes have noted for files that stay."""
-    with open(files / ".lock", "ab") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)
+    with _alone(files / ".lock"):
         for lock in files.glob(LOCKS):
             with contextlib.suppress(FileNotFoundError), lock.open("r+") as file:
                 taken, later = (file.read() or "0 0").split()
@@ -186,7 +184,8 @@ def _bring(found: FoundFile, files: Path, most: int | None, too_large: type[Valu
     if found.uri.startswith(("hf://", "datasets://")) and not found.uri.startswith(BUCKETS):
         return fetch_hub(found, files)
     note = note_of(found, files)
-    with halves_in(files) as halves, _alone(files / f".{note.stem}.lock"):
+    # Others that wait find the file then. A late one may fetch it again.
+    with halves_in(files) as halves, _alone(files / f".{note.stem}.lock", is_removed=True):
         if found.immutable and (known := _noted(note)):
             return known
         with (halves / "raw").open("wb") as file:
@@ -204,20 +203,20 @@ def note_of(found: FoundFile, files: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Let one of several processes fetch a file, which the others find then. It removes the lock: a late one may fetch again."""
+def _alone(lock: Path, *, is_removed: bool = False) -> Iterator[None]:
+    """Let one of several processes work at a time. *is_removed*: the lock is, at the end."""
     with open(lock, "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         try:
             yield
         finally:
-            lock.unlink(missing_ok=True)
+            if is_removed:
+                lock.unlink(missing_ok=True)
 
 
 def _settle(temporary: Path, target: Path, sha256: str) -> Path:
     """Give a file its name. An equal one of that name stays, as somebody may be reading it."""
-    with open(target.parent / ".lock", "ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _alone(target.parent / ".lock"):
         if kind_of(target) is not None and Store.at(target.parent).digest(target.name, "sha256").digest == sha256:
             temporary.unlink()
         else:

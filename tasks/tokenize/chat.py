@@ -105,21 +105,17 @@ class Conversations(Marked):
 
     def __init__(self, chat: Chat, config: TokenizerConfig, engine: Encoder | None = None) -> None:
         parts = PartEncoder(config, engine)
-        renderers = Renderers(settings_of(chat, [*parts.specials], fast=engine is not None), limits_of(config))
+        renderers = _renderers(chat, [*parts.specials], config, fast=engine is not None)
         self.why_slow = renderers.why_slow
         super().__init__(parts, renderers, "conversation")
 
 
-def settings_of(chat: Chat, specials: Sequence[str], fast: bool) -> Settings:
-    """The settings of a process that renders conversations."""
+def _renderers(chat: Chat, specials: Sequence[str], config: TokenizerConfig, fast: bool) -> Renderers:
+    """The processes that render conversations."""
     given = chat.model_dump(mode="json", exclude={"tools", "count", "edition"})
     boundary = BOUNDARY.decode() if chat.tools else None
-    return Settings(**given, specials=specials, fast=fast, boundary=boundary, counted=chat.count)
-
-
-def limits_of(config: TokenizerConfig) -> Limits:
-    """The limits of a process that renders conversations."""
-    return Limits(config.max_seconds, config.max_memory)
+    settings = Settings(**given, specials=specials, fast=fast, boundary=boundary, counted=chat.count)
+    return Renderers(settings, Limits(config.max_seconds, config.max_memory))
 
 
 def chats_of(sources: Sequence[Source], config: TokenizerConfig, revision: str | None) -> tuple[Chat | None, ...]:
@@ -158,7 +154,7 @@ def _chat_of(source: Source, config: TokenizerConfig, revision: str | None) -> C
         count=tuple(sorted(set(source.count))) if source.count else None,
     )
     try:
-        Renderers(settings_of(chat, [], fast=True), limits_of(config))
+        _renderers(chat, [], config, fast=True)
     except ValueError as error:
         raise ValueError(f"{unusable}: {error}") from error
     return chat

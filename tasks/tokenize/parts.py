@@ -136,8 +136,7 @@ class PartEncoder:
 
     def _mask(self, texts: Parted, ids: UInt32s, is_special: Bools, ends: Int64s) -> tuple[UInt8s, Bools]:
         """Which tokens count, uint8[n], and of which parts that is not known, bool[p]. *ends*: those of the parts in tokens."""
-        widths = np.full(len(texts.kinds), 2, np.int64)
-        widths[texts.kinds == ORDINARY] = np.diff(text_buffers(texts.texts)[1])
+        widths = texts.widths
         places = running_sums(widths)
         unknown = np.zeros(len(widths), bool)
         spans = texts.spans[texts.spans[:, 0] < texts.spans[:, 1]]
@@ -224,11 +223,8 @@ def one_of(tokens: Tokens | None, i: int) -> Tokens:
 
 def texts_of(texts: Parted, numbers: Iterable[int]) -> Iterator[OneText]:
     """Some of the texts, one by one, in characters."""
-    widths = np.full(len(texts.kinds), 2, np.int64)
-    is_text = texts.kinds == ORDINARY
-    widths[is_text] = np.diff(text_buffers(texts.texts)[1])
-    parts, ordinary = running_sums(texts.counts), running_sums(is_text)
-    places = running_sums(widths)[parts]
+    parts, ordinary = running_sums(texts.counts), running_sums(texts.kinds == ORDINARY)
+    places = running_sums(texts.widths)[parts]
     spans = np.searchsorted(texts.spans[:, 0], places)  # those of a text follow those of all earlier ones
     spans[-1] = len(texts.spans)
     for i in numbers:

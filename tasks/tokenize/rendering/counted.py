@@ -24,12 +24,13 @@ Mark = Callable[[str, str], str]
 """Puts marks around a text that has no space at its ends. The other argument is the part that it is."""
 
 
-class CountedPart(NamedTuple):
-    """A part at ``text[start:stop]``."""
+class MessagePart(NamedTuple):
+    """A part of a message at ``text[start:stop]``."""
 
     start: int
     stop: int
-    part: str
+    kind: str
+    message: int = 0
 
 
 def with_marks(message: Message, mark: Mark) -> Message:
@@ -85,7 +86,7 @@ def _marked(text: str, part: str, mark: Mark) -> str:
     return text[:at] + mark(core, part) + text[at + len(core) :]
 
 
-def divide(text: str, found: Sequence[CountedPart], calls: Sequence[str] | None, specials: re.Pattern[str]) -> list[CountedPart]:
+def divide(text: str, found: Sequence[MessagePart], calls: Sequence[str] | None, specials: re.Pattern[str]) -> list[MessagePart]:
     """The parts of *text*, which a template has written for a message, in order: together all of it. *found*: the places of its
     contents and thoughts. *calls*: the names of the functions that it calls: the calls are after the last of these, or else
     between two of them, or before the first. A template may leave them out.
@@ -94,21 +95,21 @@ def divide(text: str, found: Sequence[CountedPart], calls: Sequence[str] | None,
     of a thought. *specials* finds special tokens, which may be such an end.
     """
     if not found:
-        return [CountedPart(0, len(text), CONTENT if calls is None else CALLS)]
+        return [MessagePart(0, len(text), CONTENT if calls is None else CALLS)]
     stops, starts = [0, *(one.stop for one in found)], [*(one.start for one in found), len(text)]
     gaps = list(zip(stops, starts, strict=True))
     at = None if calls is None else next((i for i in (len(found), *range(len(found))) if _holds(text, gaps[i], calls)), None)
     borders, parts = list[int](), list[str]()
     for i, (start, stop) in enumerate(gaps):
-        before = found[i - 1].part if i else None
+        before = found[i - 1].kind if i else None
         if i == at:
             borders.append(start + (_closing(text[start:stop], calls or (), specials) if before == THOUGHT else 0))
             parts.append(CALLS)
         if i < len(found):
-            is_behind_content = before == CONTENT and found[i].part == THOUGHT and i != at
+            is_behind_content = before == CONTENT and found[i].kind == THOUGHT and i != at
             borders.append(0 if not borders else start if is_behind_content else stop)
-            parts.append(found[i].part)
-    return [CountedPart(start, stop, part) for start, stop, part in zip(borders, [*borders[1:], len(text)], parts, strict=True)]
+            parts.append(found[i].kind)
+    return [MessagePart(start, stop, part) for start, stop, part in zip(borders, [*borders[1:], len(text)], parts, strict=True)]
 
 
 def _holds(text: str, gap: tuple[int, int], calls: Sequence[str]) -> bool:

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from flat_tokens.annotations import Int64s, JsonObject
 from flat_tokens.text.rows import text_buffers
-from tasks.tokenize.rendering.request import ANSWER, BATCH, FACTS, Limits, Settings
+from tasks.tokenize.rendering.request import ANSWER, BATCH, FACTS, ORDINARY, Limits, Settings
 
 PROCESS = "tasks.tokenize.rendering.process"
 PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "PYTHONPATH")
@@ -46,6 +46,13 @@ class Parted(NamedTuple):
     texts: pa.LargeStringArray
     spans: Int64s
     faults: dict[int, BadText]
+
+    @property
+    def widths(self) -> Int64s:
+        """The bytes of each part, int64[p]: 2 of a special token."""
+        found = np.full(len(self.kinds), 2, np.int64)
+        found[self.kinds == ORDINARY] = np.diff(text_buffers(self.texts)[1])
+        return found
 
 
 class _EndedError(Exception):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from tasks.tokenize.rendering.counted import CALLS, CONTENT, CountedPart, divide, with_marks
+from tasks.tokenize.rendering.counted import CALLS, CONTENT, MessagePart, divide, with_marks
 from tasks.tokenize.rendering.messages import END_OF_THOUGHT, Message, RefusedError, names_of_calls
 from tasks.tokenize.rendering.request import IntPair
 from tasks.tokenize.rendering.templates import Template
@@ -38,15 +38,6 @@ NOT_FOUND = (
     "models, or leave such conversations out by documents.on_bad: skip"
 )
 OUT_OF_ORDER = NOT_FOUND.replace("otherwise when others follow", "out of order")
-
-
-class MessagePart(NamedTuple):
-    """The part of a message at ``text[start:stop]``."""
-
-    message: int
-    kind: str
-    start: int
-    stop: int
 
 
 class Reading(NamedTuple):
@@ -190,20 +181,27 @@ class Turns:
         for (start, stop), number in zip(turns, owners, strict=True):
             parts = [part for part in of.parts if start <= part.start < part.stop <= stop and part.kind != CALLS]
             number = parts[0].message if number is None and parts else number
-            places = [CountedPart(one.start - start, one.stop - start, one.kind) for one in parts if one.message == number]
+            places = [one._replace(start=one.start - start, stop=one.stop - start) for one in parts if one.message == number]
             names = calls.get(number) if number is not None else [] if calls else None
             divided = divide(of.text[start:stop], places, names, self._special)
-            found += [(start + one.start, start + one.stop) for one in divided if one.part in (self._counted or ())]
+            found += [(start + one.start, start + one.stop) for one in divided if one.kind in (self._counted or ())]
         return found
 
 
 class _Conversation:
     """A rendered conversation with its parts. ``starts``, ``ends``: of the first and of the last part of messages."""
 
-    def __init__(self, template: Template, messages: list[Message], marked: list[Message], tools: Any, reading: Reading) -> None:
+    def __init__(
+        self,
+        template: Template,
+        messages: list[Message],
+        marked: list[Message],
+        tools: Any,
+        reading: Reading,
+        owners: list[tuple[str, int]],
+    ) -> None:
         self.messages, self.text, self.parts = messages, reading.text, reading.parts
-        self._template, self._marked, self._tools = template, marked, tools
-        self._owners: list[tuple[int, str]] = []
+        self._template, self._marked, self._tools, self._owners = template, marked, tools, owners
         self.starts, self.ends = dict[int, int](), dict[int, int]()
         for part in reading.parts:
             self.starts.setdefault(part.message, part.start)
@@ -224,7 +222,7 @@ class _Conversation:
     ) -> _Conversation | None:
         """The conversation with marks around as many texts as the template does not look into; None if that is not known."""
         for only, of_empty in ((None, True), (None, False), (numbers, False)):
-            owners = list[tuple[int, str]]()
+            owners = list[tuple[str, int]]()
             marked = [
                 message
                 if only is not None and i not in only
@@ -238,9 +236,7 @@ class _Conversation:
             except RefusedError:
                 continue
             if reading.text == plain.text and reading.spans == plain.spans and not reading.has_repeats:
-                found = cls(template, messages, marked, tools, reading)
-                found._owners = owners
-                return found
+                return cls(template, messages, marked, tools, reading, owners)
         return None
 
     def tail(self, count: int, near: int, prompt: bool) -> str | None:
@@ -271,18 +267,18 @@ def _in_order(turns: list[IntPair], numbers: list[int]) -> list[IntPair]:
     return turns
 
 
-def _marker(number: int, owners: list[tuple[int, str]], of_empty: bool) -> Any:
+def _marker(number: int, owners: list[tuple[str, int]], of_empty: bool) -> Any:
     def mark(text: str, kind: str) -> str:
         if not text and not (of_empty and kind == CONTENT):
             return text
         own = chr(FIRST + min(len(owners), MOST))
-        owners.append((number, kind))
+        owners.append((kind, number))
         return OPEN + own + text + CLOSE + own
 
     return mark
 
 
-def _read(rendered: str, owners: Sequence[tuple[int, str]], seal: str) -> Reading:
+def _read(rendered: str, owners: Sequence[tuple[str, int]], seal: str) -> Reading:
     """Rendered text, by the marks in it. Others than these are left to it."""
     pieces, parts, spans, has_repeats = list[str](), dict[int, MessagePart](), list[IntPair](), False
     opened, begun, at, length = dict[int, int](), 0, 0, 0
@@ -298,7 +294,7 @@ def _read(rendered: str, owners: Sequence[tuple[int, str]], seal: str) -> Readin
         elif number >= 0:
             # Names of functions may be written again for what they return.
             has_repeats |= number in parts and parts[number].kind != CALLS
-            parts.setdefault(number, MessagePart(*owners[number], opened.pop(number, length), length))
+            parts.setdefault(number, MessagePart(opened.pop(number, length), length, *owners[number]))
         elif is_open:
             begun = length
         else:
@@ -310,8 +306,8 @@ def _kinds(messages: list[Message], numbers: list[int]) -> set[str]:
     """The kinds of parts that some messages have; the end of one without any is that of a content."""
     kinds = set[str]()
     for i in numbers:
-        owners = list[tuple[int, str]]()
+        owners = list[tuple[str, int]]()
         with_marks(messages[i], _marker(i, owners, False))
-        own = {kind for _, kind in owners} | ({CALLS} if names_of_calls(messages[i]) is not None else set())
+        own = {kind for kind, _ in owners} | ({CALLS} if names_of_calls(messages[i]) is not None else set())
         kinds |= own or {CONTENT}
     return kinds

@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer
 
 from tasks.config import Source, TokenizerConfig
 from tasks.tokenize.chat import Chat, Conversations, chats_of
 from tasks.tokenize.engines import UnencodableError, large_string_array
 from tests.examples import examples
 from tests.refusal import refusal
+from tests.tasks.tokenize.test_parts import byte_level
 
 Messages = list[dict[str, Any]]
 
@@ -79,12 +80,7 @@ TALK: Messages = [
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with a byte-level tokenizer, some special tokens, and one added token that is not special."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
-    text = ["What is the answer? It is 4. user assistant system thanks, im_start im_end"] * 4
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(text, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False))
+    made = byte_level()
     made.add_tokens([AddedToken("<think>", special=False)])
     made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIALS])
     directory = tmp_path_factory.mktemp("tokenizer")

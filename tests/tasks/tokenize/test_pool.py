@@ -74,17 +74,17 @@ def test_all_threads_work_on_the_same_slice():
         assert list(results) == list(range(6))
 
 
+def noting(count: int, noted: list[int]) -> Iterator[int]:
+    for number in range(count):
+        noted.append(number)
+        yield number
+
+
 def test_a_slice_that_is_not_taken_from_does_not_fill_the_memory():
     """It is worked ahead on for some batches; then its turn comes when somebody takes results."""
     read = []
-
-    def numbers(count: int, noted: list[int]) -> Iterator[int]:
-        for number in range(count):
-            noted.append(number)
-            yield number
-
-    with TokenizePool(2) as pool, pool.results(numbers(50, read), doubled, large) as later:
-        with pool.results(numbers(50, []), doubled, large) as results:
+    with TokenizePool(2) as pool, pool.results(noting(50, read), doubled, large) as later:
+        with pool.results(iter(range(50)), doubled, large) as results:
             assert list(results) == [2 * number for number in range(50)]
         assert len(read) <= 4
         assert list(later) == [2 * number for number in range(50)]
@@ -156,13 +156,7 @@ def test_a_pool_ends_with_its_block():
 def test_a_batch_that_is_larger_than_all_that_is_worked_ahead_is_the_only_one():
     """Of its slice: long documents fill the memory one by one."""
     read = []
-
-    def numbers() -> Iterator[int]:
-        for number in range(5):
-            read.append(number)
-            yield number
-
-    with TokenizePool(3) as pool, pool.results(numbers(), doubled, lambda _: 10 * AHEAD_BYTES) as results:
+    with TokenizePool(3) as pool, pool.results(noting(5, read), doubled, lambda _: 10 * AHEAD_BYTES) as results:
         for number, result in enumerate(results):
             assert result == 2 * number
             assert len(read) <= number + 2  # what was taken makes room for the next one

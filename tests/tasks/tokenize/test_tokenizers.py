@@ -376,13 +376,6 @@ def test_an_engine_begins_anew_when_memory_is_short(monkeypatch):
     assert len(made) == 2
 
 
-def test_engines_are_shared_within_a_process_by_digest():
-    tokenizer = load("bytes")
-    assert engine_of(tokenizer, False) is engine_of(tokenizer, False)
-    assert engine_of(tokenizer, False) is not engine_of(counting([]), False)
-    assert engine_of(tokenizer, True).name == "fast"
-
-
 @pytest.mark.parametrize(
     ("vocabulary", "words"),
     [
