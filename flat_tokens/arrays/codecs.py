@@ -67,17 +67,15 @@ def frame_size(stored: memoryview) -> int:
     """The size of the zstd frame at the beginning, by its blocks, whatever comes after it. ValueError where it is cut off.
     RFC 8878, section 3.1.1.
     """
-    if len(stored) < 5:
-        raise ValueError("it is cut off")
-    flags = stored[4]
-    single_segment, has_checksum = flags >> 5 & 1, flags >> 2 & 1
-    at = 5 + (1 - single_segment) + (0, 1, 2, 4)[flags & 3] + (single_segment, 2, 4, 8)[flags >> 6]
-    is_last = 0
+    try:
+        at, is_last = zstandard.frame_header_size(stored), 0
+    except zstandard.ZstdError as error:
+        raise ValueError("it is cut off") from error
     while not is_last and at + 3 <= len(stored):
         block = int.from_bytes(stored[at : at + 3], "little")
         is_last, kind, size = block & 1, block >> 1 & 3, block >> 3
         at += 3 + (1 if kind == RUN_OF_A_BYTE else size)
-    at += 4 * has_checksum
+    at += 4 * (stored[4] >> 2 & 1)  # a checksum
     if not is_last or at > len(stored):
         raise ValueError("it is cut off")
     return at

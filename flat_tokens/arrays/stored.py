@@ -369,15 +369,8 @@ class StoredArray:
 
     def _by_object(self, start: int, stop: int, at: int) -> list[ItemRange]:
         """Items ``start:stop`` as ranges of objects; item ``start`` goes to ``out[at]``."""
-        ranges = []
-        while start < stop:
-            i = start // self._object_length
-            base = i * self._object_length  # position in the array -> position in the object
-            last = min(stop - base, self._object_length)
-            ranges.append(ItemRange(i, start - base, last, at))
-            at += base + last - start
-            start = base + last
-        return ranges
+        length = self._object_length  # position in the array -> position in the object: less i * length
+        return [ItemRange(i, first - i * length, last - i * length, at) for i, first, last, at in _cut(start, stop, at, length)]
 
     def _read_ranges(self, ranges: list[ItemRange], out: AnyArray) -> None:
         if self._is_mapped:
@@ -408,13 +401,7 @@ class StoredArray:
 
     def _by_chunk(self, one: ItemRange) -> Iterator[ItemRange]:
         """A range of an object as ranges of its chunks, each with the chunk's number instead of the object's."""
-        first, at = one.first, one.at
-        while first < one.last:
-            c = first // self._chunk_length
-            last = min((c + 1) * self._chunk_length, one.last)
-            yield ItemRange(c, first, last, at)
-            at += last - first
-            first = last
+        return _cut(one.first, one.last, one.at, self._chunk_length)
 
     def _chunks(self, wanted: Sequence[IntPair], *, keep: bool) -> Iterator[tuple[IntPair, AnyArray]]:
         """((object, chunk), its items: dtype[chunk_length]) for each wanted chunk, in any order."""
@@ -753,6 +740,16 @@ class StoredArray:
     def _damaged(self, i: int, what: str) -> ValueError:
         path = self.store.path(self._spec.object_key(i))
         return ValueError(f"{path}: {what}. The file is damaged: remove it and build again.")
+
+
+def _cut(first: int, stop: int, at: int, length: int) -> Iterator[ItemRange]:
+    """Items ``first:stop``, which go to ``out[at:]``, in parts that end at multiples of *length*, by which they are numbered."""
+    while first < stop:
+        i = first // length
+        last = min((i + 1) * length, stop)
+        yield ItemRange(i, first, last, at)
+        at += last - first
+        first = last
 
 
 def _copy_ranges(

@@ -101,8 +101,9 @@ def _parse(block: bytes, file: TextFile, header: list[str]) -> pa.RecordBatch | 
     if len(quotes) and _may_merge_rows(file):
         ends = np.flatnonzero(padded[1:] == ord("\n"))  # with that behind the block
         bounds = np.concatenate([[0], _outside(ends, quotes) + 1])
-        for i in np.flatnonzero(np.diff(np.searchsorted(ends, bounds)) > 1):
-            _check_row(file, block[bounds[i] : bounds[i + 1]], len(header))
+        several = np.flatnonzero(np.diff(np.searchsorted(ends, bounds)) > 1) if len(bounds) <= len(ends) else NONE
+        for i in several:
+            _check_row(file, block[bounds[i] : bounds[i + 1]], len(header), delimiter.encode())
     wanted = {file.columns[k]: f"{header.index(name)}" for k, name in enumerate(file.columns)}
     try:
         table = pa.csv.read_csv(
@@ -123,9 +124,9 @@ def _may_merge_rows(file: TextFile) -> bool:
     return file.quotes is None and _delimiter(file) != ","
 
 
-def _check_row(file: TextFile, row: bytes, columns: int) -> None:
+def _check_row(file: TextFile, row: bytes, columns: int, delimiter: bytes) -> None:
     """ValueError where a row goes over several lines, each of which is a row by itself."""
-    lines, delimiter = row.removesuffix(b"\n").split(b"\n"), _delimiter(file).encode()
+    lines = row.removesuffix(b"\n").split(b"\n")
     if len(lines) > 1 and all(line.count(delimiter) == columns - 1 for line in lines):
         begin = lines[0][:40].decode("utf-8", "replace")
         raise ValueError(
@@ -209,7 +210,7 @@ def _rows(file: TextFile, limit: int, start: int = 0, number: int = -1, columns:
                     ) from error
                 row = f"the row is not CSV ({error})"
             if checked and len(held) > 1:
-                _check_row(file, "".join(held).encode("utf-8", "surrogateescape"), columns)
+                _check_row(file, "".join(held).encode("utf-8", "surrogateescape"), columns, _delimiter(file).encode())
             held.clear()
             if row:
                 yield row

@@ -166,7 +166,7 @@ def _parse_fast(
         rows = Rows(file.texts(columns), ids, np.arange(start, end), end, seen, columns=file.kept(columns, len(ends)))
         needed = [columns[name] for name in own]
         nulls = {int(i) for values in needed if values.null_count for i in np.flatnonzero(values.is_null())}
-        return _without_faults(rows, {i: _parse_line(block[starts[i] : ends[i]], file).fault for i in sorted(nulls)}), kind
+        return _without_faults(rows, {i: _fault_of(block[starts[i] : ends[i]], file) for i in sorted(nulls)}), kind
     return None, id_type
 
 
@@ -263,24 +263,22 @@ def _parse_lines(block: bytes, file: TextFile, limit: int, start: int, seen: int
     for row, line in enumerate(lines, start):
         if not line.strip():
             continue
-        if len(line) > limit:
-            collected.faults.append((row, "too_long", too_long(file.max_bytes + 1, file.max_bytes)))
-            continue
-        found = (fast and fast(line)) or _parse_line(line, file)
-        if found.fault is None:
-            collected.add(row, found.text, found.identity, found.kept)
-        else:
-            collected.faults.append((row, *found.fault))
+        try:
+            if len(line) > limit:
+                raise BadRowError("too_long", too_long(file.max_bytes + 1, file.max_bytes))
+            text, identity, kept = (fast and fast(line)) or _parse_line(line, file)
+            collected.add(row, text, identity, kept)
+        except BadRowError as error:
+            collected.faults.append((row, *error.fault))
     return collected.rows(start + len(lines), seen)
 
 
 class _Line(NamedTuple):
-    """Text and id of one line, and its values of the kept columns; or what is wrong with it: (reason, detail)."""
+    """Text and id of one line, and its values of the kept columns."""
 
     text: bytes | None = None
     identity: bytes | None = None
     kept: tuple[Any, ...] = ()
-    fault: tuple[str, str] | None = None
 
 
 def _conversations(file: TextFile) -> Callable[[bytes], _Line | None]:
@@ -324,10 +322,16 @@ def _number(written: str) -> float | Decimal:
 
 
 def _parse_line(line: bytes, file: TextFile) -> _Line:
+    return row_of(object_in(line, "the line"), file)
+
+
+def _fault_of(line: bytes, file: TextFile) -> tuple[str, str] | None:
+    """The reason and the detail for which a line cannot be read; None if it can be."""
     try:
-        return row_of(object_in(line, "the line"), file)
+        _parse_line(line, file)
     except BadRowError as error:
-        return _Line(fault=error.fault)
+        return error.fault
+    return None
 
 
 def object_in(data: bytes, what: str) -> JsonObject:
@@ -347,27 +351,27 @@ def object_in(data: bytes, what: str) -> JsonObject:
 
 
 def row_of(value: JsonObject, file: TextFile) -> _Line:
-    """The row of an object, which a line is."""
+    """The row of an object, which a line is. BadRowError if it is not one."""
     needed = (column for column in file.text_columns if column != file.tools_column)  # a conversation may do without tools
     for column, reason in (*((column, "null") for column in needed), (file.id_column, "null_id")):
         if column is not None and value_at(value, column) is ABSENT:
-            return _Line(fault=(reason, f"the line has no key {column!r}"))
+            raise BadRowError(reason, f"the line has no key {column!r}")
     columns = [column for column in (file.text_column, file.completion_column, file.tools_column) if column is not None]
     texts = [_value(value, column) for column in columns]
     for column, text in zip(columns, texts, strict=True):
         if text is not None and not isinstance(text, (str, list) if file.has_messages else str):
             wanted = f"an array of {'tools' if column == file.tools_column else 'messages'}" if file.has_messages else "a string"
-            return _Line(fault=("wrong_type", f"{column!r} is a JSON {_json_type(text)}, not {wanted}"))
+            raise BadRowError("wrong_type", f"{column!r} is a JSON {_json_type(text)}, not {wanted}")
     identity = _value(value, file.id_column) if file.id_column else None
     if identity is not None and type(identity) not in (str, int):
-        return _Line(fault=("wrong_type", f"{file.id_column!r} is a JSON {_json_type(identity)}, not a string or an integer"))
+        raise BadRowError("wrong_type", f"{file.id_column!r} is a JSON {_json_type(identity)}, not a string or an integer")
     if isinstance(identity, str) and SURROGATE.search(identity):
-        return _Line(fault=("invalid_unicode", f"{file.id_column!r} is not valid UTF-8"))
+        raise BadRowError("invalid_unicode", f"{file.id_column!r} is not valid UTF-8")
     kept = tuple(_value(value, name) for name in file.kept_here)
     try:
         text_bytes = _joined(texts, file)
     except RecursionError:  # writing JSON goes a little less deep than reading it
-        return _Line(fault=("malformed", "the line is JSON nested too deep"))
+        raise BadRowError("malformed", "the line is JSON nested too deep") from None
     return _Line(text_bytes, None if identity is None else str(identity).encode(), kept)
 
 

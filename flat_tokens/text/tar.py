@@ -212,15 +212,11 @@ def read(file: TextFile, part: Range) -> Iterator[Rows]:
 def _add(collected: Collected, file: TextFile, opened: BinaryIO, members: Neighbours, row: int) -> None:
     """Add the row of members."""
     try:
-        found = jsonl.row_of(_value_of(file, opened, members), file)
+        value = _value_of(file, opened, members)
+        collected.size += sum(one.stop - one.start for one in members.members)
+        collected.add(row, *jsonl.row_of(value, file))
     except BadRowError as error:
         collected.faults.append((row, *error.fault))
-        return
-    collected.size += sum(one.stop - one.start for one in members.members)
-    if found.fault is None:
-        collected.add(row, found.text, found.identity, found.kept)
-    else:
-        collected.faults.append((row, *found.fault))
 
 
 def _value_of(file: TextFile, opened: BinaryIO, members: Neighbours) -> JsonObject:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from flat_tokens.extras import LazyModule, pa
 from flat_tokens.text import limits
-from flat_tokens.text.rows import Collected, Range, Rows, SourceFormat, TextFile, check_names, too_long, utf8
+from flat_tokens.text.rows import BadRowError, Collected, Range, Rows, SourceFormat, TextFile, check_names, too_long, utf8
 
 if TYPE_CHECKING:
     from fastwarc import warc as fastwarc
@@ -139,18 +139,15 @@ class _WarcReader:
         self.stored = self.unpacked = 0
 
     def add(self, collected: Collected, record: Record) -> None:
-        """Add the document of a record, if it has one."""
+        """Add the document of a record, if it has one. BadRowError if it cannot be read."""
         headers, length, file = record.headers, record.length, self.file
         if (kind := record.kind) not in KINDS:
             return
         if kind == "continuation" or "WARC-Segment-Number" in headers:
-            why = "the page is in segments, a record each, which are not put together"
-            collected.faults.append((record.number, "malformed", why))
-            return
+            raise BadRowError("malformed", "the page is in segments, a record each, which are not put together")
         is_text = kind == "conversion"
         if length > (file.max_bytes if is_text else limits.longest_line(file.max_bytes)):
-            collected.faults.append((record.number, "too_long", too_long(length, file.max_bytes)))
-            return
+            raise BadRowError("too_long", too_long(length, file.max_bytes))
         data = record.content.read(length)
         if len(data) < length:
             raise OSError(f"it ends within the record at byte {record.start:,}")
@@ -160,8 +157,7 @@ class _WarcReader:
             try:
                 page = self._page(data, headers, kind)
             except ValueError as error:
-                collected.faults.append((record.number, "malformed", f"the {kind} cannot be read ({error})"))
-                return
+                raise BadRowError("malformed", f"the {kind} cannot be read ({error})") from error
             if page is None:
                 return
             data, content = page
@@ -247,7 +243,10 @@ def read(file: TextFile, part: Range) -> Iterator[Rows]:
     reading = _WarcReader(file)
     for record in _records(file, part.start, part.stop):
         end, seen = record.number + 1, record.start + record.length - part.start
-        reading.add(collected, record)
+        try:
+            reading.add(collected, record)
+        except BadRowError as error:
+            collected.faults.append((record.number, *error.fault))
         limits.check_expansion(reading.unpacked, reading.stored, file.max_expansion, file.name)
         yield from collected.batch(end, seen)
     if end:
