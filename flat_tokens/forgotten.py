@@ -93,10 +93,11 @@ class Forgotten:
 
     def with_documents(self, keys: UInt64s, windows: UInt64s, token_keys: UInt64s = NO_KEYS) -> Self:
         """The same list with more documents, hashes of their windows, and their token keys."""
-        digests, texts = (
-            np.unique(np.concatenate([known, digests_of(new, self.salt)]))
-            for known, new in ((self.digests, keys), (self.texts, token_keys))
-        )
+        return self._with(digests_of(keys, self.salt), windows, digests_of(token_keys, self.salt))
+
+    def _with(self, digests: Digests, windows: UInt64s, texts: Digests) -> Self:
+        """The same list with more of each."""
+        digests, texts = np.union1d(self.digests, digests), np.union1d(self.texts, texts)
         return replace(self, digests=digests, windows=np.union1d(self.windows, windows), texts=texts)
 
     def inheriting(self, other: Self) -> Self:
@@ -105,8 +106,7 @@ class Forgotten:
             return self
         if self.salt != other.salt and len(self.digests):
             raise ValueError(f"{LIST}: is of another release than that of the other output. Forget the same at both: --ids")
-        digests, texts = np.union1d(self.digests, other.digests), np.union1d(self.texts, other.texts)
-        return replace(self, salt=other.salt, digests=digests, windows=np.union1d(self.windows, other.windows), texts=texts)
+        return replace(self._with(other.digests, other.windows, other.texts), salt=other.salt)
 
     def without_windows(self, windows: UInt64s) -> Self:
         """The same list without some windows, uint64[n]."""

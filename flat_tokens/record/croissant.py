@@ -100,9 +100,8 @@ def _node(kind: str, name: str, description: str) -> JsonObject:
 
 
 def _sources(record: JsonFacts) -> JsonObject | None:
-    rows = [{**one, "name": "" if one["name"] is None else one["name"]} for one in sources_of(record)]
     fields = {"name": str, "from": str, "revision": str, "documents": int, "tokens": int}
-    return _record_set("sources", "The sources of the documents that were seen.", fields, rows)
+    return _record_set("sources", "The sources of the documents that were seen.", fields, sources_of(record))
 
 
 def _counts(record: JsonFacts) -> JsonObject | None:

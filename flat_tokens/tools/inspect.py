@@ -206,7 +206,7 @@ def description_lines(described: JsonFacts, color: bool) -> Iterator[str]:
         tokens, sequences, largest = facts["token_count"], facts["seq_count"], facts["max_token_id"]
         size = "" if facts["byte_count"] is None else terminal.size(facts["byte_count"])
         mean = f"{tokens / sequences:,.1f}" if sequences else ""
-        rows.append([split, f"{tokens:,}", f"{sequences:,}", mean, "" if largest is None else f"{largest:,}", size])
+        rows.append([split, f"{tokens:,}", f"{sequences:,}", mean, terminal.number(largest), size])
     # Empty columns are left out.
     kept = [k for k in range(len(rows[0])) if any(row[k] for row in rows[1:])]
     yield from terminal.table([[row[k] for k in kept] for row in rows], "<" + ">" * (len(kept) - 1))

@@ -128,19 +128,29 @@ def lines(record: JsonFacts) -> Iterator[str]:
         version = f", version {dataset['version']}" if dataset["version"] else ""
         yield f"{dataset['name']}: {dataset['path']}{version}"
     yield ""
-    rows = [["", "documents", "tokens", *(["bytes of text"] if record["text_bytes"] is not None else []), "epochs"]]
-    for source in [*record["sources"], {**record, "name": "in all", "epochs": None}]:
-        counts = [source[name] for name in ("documents", "tokens") + (("text_bytes",) if len(rows[0]) > 4 else ())]
-        cells = ["" if count is None else f"{count:,}" for count in counts]
-        rows.append([source["name"], *cells, "" if source.get("epochs") is None else f"{source['epochs']:,.2f}"])
-    yield from terminal.table(rows, "<" + ">" * (len(rows[0]) - 1))
+    columns = {"documents": "documents", "tokens": "tokens", "text_bytes": "bytes of text", "epochs": "epochs"}
+    if record["text_bytes"] is None:
+        del columns["text_bytes"]
+    rows = [["", *columns.values()]]
+    for source in (*record["sources"], {**record, "name": "in all"}):
+        rows.append([source["name"], *(terminal.number(source.get(name)) for name in columns)])
+    yield from terminal.table(rows, "<" + ">" * len(columns))
     for column, values in record["by"].items():
         yield ""
         if values is None:
             yield f"{column}: more than 1,000 different values; --by {column} counts them all"
             continue
         yield f"by {column}"
-        yield from terminal.table(_value_rows(values, max(record["tokens"], 1)), "<>>>")
+        counted = [
+            [
+                terminal.value_text(one["value"]),
+                terminal.plural(one["documents"], "document"),
+                terminal.plural(one["tokens"], "token"),
+                terminal.percent(one["tokens"] / max(record["tokens"], 1)),
+            ]
+            for one in values[:VALUES_SHOWN]
+        ]
+        yield from terminal.table(counted, "<>>>")
         if len(values) > VALUES_SHOWN:
             yield f"  ... {len(values) - VALUES_SHOWN:,} more with --json or --html"
     if (gone := record.get("forgotten")) is not None:
@@ -152,18 +162,6 @@ def lines(record: JsonFacts) -> Iterator[str]:
     for form in record["forms"]:
         filled = sum(field["value"] is not None for field in form["fields"])
         yield f"{form['name']}: {filled} of {len(form['fields'])} fields are filled in; --html or --json has them"
-
-
-def _value_rows(values: Sequence[JsonFacts], tokens: int) -> list[list[str]]:
-    return [
-        [
-            terminal.value_text(one["value"]),
-            terminal.plural(one["documents"], "document"),
-            terminal.plural(one["tokens"], "token"),
-            terminal.percent(one["tokens"] / tokens),
-        ]
-        for one in values[:VALUES_SHOWN]
-    ]
 
 
 def page(record: JsonFacts) -> str:

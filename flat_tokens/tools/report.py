@@ -323,9 +323,8 @@ def near_lines(found: JsonFacts) -> Iterator[str]:
 
 def near_row(of: JsonFacts) -> list[str]:
     """The counts of a source: a row of a table."""
-    read = "" if of["read"] is None else f"{of['read']:,}"
-    counts = (f"{of[name]:,}" for name in ("clusters", "largest"))
-    return [of["name"], read, f"{of['near_duplicates']:,}", terminal.percent(of["share"]), *counts]
+    read, near, clusters, largest = (terminal.number(of[name]) for name in ("read", "near_duplicates", "clusters", "largest"))
+    return [of["name"], read, near, terminal.percent(of["share"]), clusters, largest]
 
 
 Parts = list[tuple[str, bool]]

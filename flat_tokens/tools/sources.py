@@ -325,7 +325,7 @@ def retokenize(
     encode = None if vocabulary is None else vocabulary.encode
     if vocabulary is not None and encode is None:
         problem = f"{vocabulary.name} does not say how text is split; name its --pattern"
-    same, work, not_reachable, faults = 0, 0, Counter[str](), list[str]()
+    same, spent, not_reachable, faults = 0, list[int](), Counter[str](), list[str]()
     for name, split in corpus.splits.items():
         chosen = choose(sample, split.seq_count, documents).tolist()
         found = places_of(corpus, name, chosen)
@@ -346,9 +346,9 @@ def retokenize(
             if settings.get("messages_column"):
                 not_reachable["conversations are tokenized by builds alone"] += len(sequences)
                 continue
-            steps, unusable, work = _steps_of(settings, locator.trusted, texts.values(), work)
-            if steps is None:
-                not_reachable[unusable] += len(sequences)
+            steps = _steps_of(settings, locator.trusted, texts.values(), spent)
+            if isinstance(steps, str):
+                not_reachable[steps] += len(sequences)
                 continue
             wrong = {i: "is another document, by its key" for i in sequences if i not in texts}
             texts, left_out = _behind(steps, texts, places, kept_of(corpus, name, list(texts)))
@@ -366,39 +366,29 @@ def retokenize(
     return same, not_reachable, faults
 
 
-def _steps_of(
-    settings: JsonFacts, trusted: bool, texts: Collection[str] = (), work: int = 0
-) -> tuple[ReadySteps | None, str, int]:
-    """The steps that *texts* of a source took; or None, and why they cannot be taken again. *work*: instructions of the files
-    before; it is returned with those of this one.
+def _steps_of(settings: JsonFacts, trusted: bool, texts: Collection[str], spent: list[int]) -> ReadySteps | str:
+    """The steps that *texts* of a source took; or why they cannot be taken again. *spent*: the instructions of each file before,
+    to which those of this one are added.
     """
     described = settings.get("steps") or ()
     try:
         foreign = [step["use"] for step in described if step["use"] not in HARMLESS]
         if len(described) > MOST_STEPS and not trusted:
-            return (
-                None,
-                f"the manifest has {terminal.plural(len(described), 'step')}, which take long: --trust-records takes them",
-                work,
-            )
+            return f"the manifest has {terminal.plural(len(described), 'step')}, which take long: --trust-records takes them"
         if foreign and not trusted:
-            return (
-                None,
-                f"the step {foreign[0]!r} in the manifest runs what is installed here, if you trust it: --trust-records",
-                work,
-            )
+            return f"the step {foreign[0]!r} in the manifest runs what is installed here, if you trust it: --trust-records"
         if reading := [step["use"] for step in described if step["use"] in READ_BY_BUILDS]:
-            return None, f"the step {reading[0]!r} needs its evaluation sets, which builds alone read", work
+            return f"the step {reading[0]!r} needs its evaluation sets, which builds alone read"
         if not trusted:
             patterns = [_pattern_of(step["options"]) for step in described if step["use"] == "pattern"]
             if (longest := max((len(one.encode()) for one in patterns), default=0)) > MOST_PATTERN_BYTES:
-                return None, f"a pattern in the manifest has {terminal.plural(longest, 'byte')}: --trust-records takes it", work
-            work += sum(map(program_size, patterns)) * (COMPILING + sum(len(text.encode()) for text in texts))
-            if work > MOST_WORK:
-                return None, "a pattern in the manifest would take long: --trust-records waits for it", work
-        return open_steps(described), "", work
+                return f"a pattern in the manifest has {terminal.plural(longest, 'byte')}: --trust-records takes it"
+            spent.append(sum(map(program_size, patterns)) * (COMPILING + sum(len(text.encode()) for text in texts)))
+            if sum(spent) > MOST_WORK:
+                return "a pattern in the manifest would take long: --trust-records waits for it"
+        return open_steps(described)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return None, f"its steps cannot be taken again: {error}", work
+        return f"its steps cannot be taken again: {error}"
 
 
 def _pattern_of(options: JsonFacts) -> str:

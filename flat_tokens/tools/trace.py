@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -275,31 +275,21 @@ def _view(split: FlatTokens, name: ViewName, length: int, overlap: int) -> Packe
 def _parts(split: FlatTokens, view: SplitView, number: int) -> list[JsonObject]:
     """The sequences whose tokens a row of a view holds: their numbers, and the ranges in the row and in the sequence."""
     if isinstance(view, PackedDocumentsView):
-        return _parts_of_a_pack(view, number)
-    (start,), (length,) = (values.tolist() for values in view.token_ranges(np.array([number])))
-    if not length:
-        return []
-    stop = start + length
-    first, last = (sequence_of(split, token)[0] for token in (start, stop - 1))
-    begun = split.seq_starts.read(first, last + 2).tolist()
+        parts = view.parts(np.array([number]))
+        documents, offsets, lengths = parts.documents, parts.offsets, parts.lengths
+    else:
+        (start,), (length,) = (values.tolist() for values in view.token_ranges(np.array([number])))
+        if not length:
+            return []
+        first, last = (sequence_of(split, token)[0] for token in (start, start + length - 1))
+        begun = split.seq_starts.read(first, last + 2).astype(np.int64)
+        edges = np.clip(begun, start, start + length)
+        documents, offsets, lengths = np.arange(first, last + 1), (edges - begun)[:-1], np.diff(edges)
+    ends = np.cumsum(lengths)
+    facts = np.stack([documents, ends - lengths, ends, offsets, offsets + lengths], axis=1)
     return [
-        {
-            "sequence": first + k,
-            "row_tokens": [max(low, start) - start, min(high, stop) - start],
-            "sequence_tokens": [max(low, start) - low, min(high, stop) - low],
-        }
-        for k, (low, high) in enumerate(pairwise(begun))
-        if max(low, start) < min(high, stop)
-    ]
-
-
-def _parts_of_a_pack(view: PackedDocumentsView, number: int) -> list[JsonObject]:
-    parts = view.parts(np.array([number]))
-    ends = np.cumsum(parts.lengths)
-    facts = np.stack([parts.documents, ends - parts.lengths, ends, parts.offsets, parts.offsets + parts.lengths], axis=1)
-    return [
-        {"sequence": document, "row_tokens": [first, end], "sequence_tokens": [begin, stop]}
-        for document, first, end, begin, stop in facts[parts.lengths > 0].tolist()
+        {"sequence": document, "row_tokens": [low, high], "sequence_tokens": [begin, stop]}
+        for document, low, high, begin, stop in facts[lengths > 0].tolist()
     ]
 
 
@@ -393,7 +383,7 @@ def run_seen(options: argparse.Namespace) -> int:
     most = None if options.json or not options.limit else options.limit
     sources = []
     for name in names:
-        rows = len(mixture.views[mixture.names.index(name)])
+        rows = len(ledger.view(name))
         source: JsonObject = {"name": name, "samples": drawn[name], "rows": rows, "epochs": drawn[name] / rows}
         found = list(islice(seen(ledger, mixture, name, options.document, before), most))
         sources.append(source | {"documents": found, "is_cut": len(found) == most and options.document is None})
@@ -404,7 +394,7 @@ def run_seen(options: argparse.Namespace) -> int:
 
 def seen(ledger: Ledger, mixture: Mixture, name: str, document: str | int | None, before: int) -> Iterator[JsonObject]:
     """The documents of a source that the run has seen, for JSON: each one's visits."""
-    view = mixture.views[mixture.names.index(name)]
+    view = ledger.view(name)
     if not isinstance(view, SplitView):
         raise ValueError(f"{ledger.path}: source {name!r} is a view of no dataset, so that there are no documents in it")
     records = _records(ledger, name)

@@ -124,7 +124,7 @@ def saw(root: Store, path: str, before: int | None, skip_from: int | None, holde
     for name in ledger.names:
         where = ledger.dataset(name)
         of = versions.get(_place(where[0])) if where is not None else None
-        view = mixture.views[mixture.names.index(name)]
+        view = ledger.view(name)
         if of is None or where is None or not isinstance(view, SplitView):
             continue
         sources[name] = of.version
