@@ -42,6 +42,10 @@ def made(name: str, option: str) -> Call:
     return lambda path, value: getattr(flat_tokens.open(path).train, name)(4, **{option: value})
 
 
+def loaded(option: str) -> Call:
+    return lambda _, value: ShuffledLoader(Numbers(5), 4, **{option: value})
+
+
 def bucketed(option: str) -> Call:
     return lambda path, value: BucketedLoader(flat_tokens.open(path).train, [4], 8, **{option: value})
 
@@ -66,7 +70,7 @@ CHOICES: dict[str, tuple[Call, str]] = {
     "schedule by": (lambda _, value: Schedule([(0, 1)], value), "by is .* one of sample, step, token"),
     "schedule kind": (lambda _, value: Schedule([(0, 1)], "step", value), "kind is .* one of linear, constant"),
     "loader order": (
-        lambda _, value: ShuffledLoader(Numbers(5), 4, order=value),
+        loaded("order"),
         "order is .*'shuffled', 'sequential', a ReferenceOrder",
     ),
     "fit": (made("packed_documents", "fit"), "fit is .* one of greedy, best"),
@@ -89,7 +93,7 @@ def test_a_choice_that_there_is_not_is_refused_with_those_that_there_are(path, n
 
 
 TRUTHS: dict[str, Call] = {
-    "drop_last": lambda _, value: ShuffledLoader(Numbers(5), 4, drop_last=value),
+    "drop_last": loaded("drop_last"),
     "balance": lambda path, value: ShuffledLoader(flat_tokens.open(path).train.packed_documents(4), 4, balance=value),
     "trust_records": lambda path, value: Ledger.open(path / "no.json", trust_records=value),
     "each_epoch": lambda _, value: FillInMiddle(1, 0, 1, 2, 3, each_epoch=value),
@@ -114,19 +118,14 @@ WHOLE: dict[str, Call] = {
     "cache_bytes": lambda path, value: flat_tokens.open(path, cache=path, cache_bytes=value),
     "read_ahead": lambda path, value: flat_tokens.open(path, read_ahead=value),
     "batch_size": lambda _, value: ShuffledLoader(Numbers(5), value),
-    "seed": lambda _, value: ShuffledLoader(Numbers(5), 4, value),
-    "epochs": lambda _, value: ShuffledLoader(Numbers(5), 4, epochs=value),
-    "start": lambda _, value: ShuffledLoader(Numbers(5), 4, start=value),
-    "start_token": lambda _, value: ShuffledLoader(Numbers(5), 4, start_token=value),
+    **{name: loaded(name) for name in ("seed", "epochs", "start", "start_token")},
     "prefetch": lambda _, value: ShuffledLoader(Numbers(5), 4).steps(prefetch=value),
     "stop": lambda _, value: ShuffledLoader(Numbers(5), 4).steps(0, value),
     "process_count": lambda _, value: ShuffledLoader(Numbers(5), 4).shard(0, value),
     "steps": lambda _, value: Mixture([(Numbers(5), 1)], 4, steps=value),
     "streams": lambda _, value: flat_tokens.BlockOrder(4, 2, value),
     "length": made("packed", "overlap"),
-    "max_packs": made("packed_documents", "max_packs"),
-    "padding_idx": made("packed_documents", "padding_idx"),
-    "pad_to": made("packed_documents", "pad_to"),
+    **{name: made("packed_documents", name) for name in ("max_packs", "padding_idx", "pad_to")},
     "pad_id": made("documents", "pad_id"),
     "multiple_of": bucketed("multiple_of"),
     "bos": made("packed", "bos"),

@@ -39,10 +39,8 @@ def test_json_is_the_record_with_its_forms(ledger, corpora, tool):
 
 def numbers_in(value: Any) -> set[str]:
     """Every count and every text of a record, as a page shows them."""
-    if isinstance(value, dict):
-        return set().union(*map(numbers_in, value.values())) if value else set()
-    if isinstance(value, list):
-        return set().union(*map(numbers_in, value)) if value else set()
+    if isinstance(value, dict | list):
+        return set().union(*map(numbers_in, value.values() if isinstance(value, dict) else value))
     if isinstance(value, int) and not isinstance(value, bool):
         return {f"{value:,}"}
     return {value} if isinstance(value, str) and value else set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -18,18 +19,22 @@ from tests.flat_tokens.demo import DEMO, build_lines
 from tests.made import write_sequences
 
 
+@functools.cache
 def source_texts() -> dict[str, list[str]]:
     notes = [json.loads(line)["text"] for line in (DEMO / "notes.jsonl").read_text().splitlines()]
     return {"stories.parquet": pq.read_table(DEMO / "stories.parquet")["text"].to_pylist(), "notes.jsonl": notes}
 
 
+def text_of(document: dict[str, Any]) -> str:
+    return source_texts()[document["file"]][document["row"]]
+
+
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_a_sequence_leads_to_its_row_and_its_text(demo, trusting, split):
-    texts = source_texts()
     for i in (0, 30, -1):
         found = trusting.json("trace", demo, "--split", split, "--sequence", i)
         assert found["text_from"] == "source"
-        assert found["text"] == texts[found["document"]["file"]][found["document"]["row"]]
+        assert found["text"] == text_of(found["document"])
         assert found["found"] == str(DEMO / found["document"]["file"])
         assert found["ids"] == getattr(flat_tokens.open(demo), split).sequence(i).tolist()
 
@@ -136,10 +141,9 @@ def test_a_step_leads_to_the_documents_of_the_loaders_batch(demo, trusting, view
         ]
         assert rows_of(found, train) == expected
         assert [row["view_row"] for row in found["rows"]] == loader.indices(step).tolist()
-        texts = source_texts()
         for row in found["rows"]:
             for part in row["parts"]:
-                assert part["text"] == texts[part["document"]["file"]][part["document"]["row"]]
+                assert part["text"] == text_of(part["document"])
                 assert part["part_text"].strip("\ufffd") in part["text"]
 
 
