@@ -8,8 +8,8 @@ from prefect import flow
 from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.store import Store
 from flows.credentials import credentials
-from flows.watch.page import page_of
-from flows.watch.progress import dataset_name, ended, flow_run, showing_progress
+from flows.watch.page import watching
+from flows.watch.progress import dataset_name, ended, flow_run
 from tasks.locations import Output
 from tasks.models import Reason
 from tasks.output.paths import version_store
@@ -24,7 +24,7 @@ def run(
         root = Store.at(output)
         found = read_pointer(root).candidate
         name = read_manifest(version_store(root, found.version))["provenance"]["name"] if found else dataset_name(output)
-        with showing_progress(name, tags := [f"dataset:{name}"]), page_of(name, output, tags):
+        with watching(name, output, [f"dataset:{name}"]):
             decided = decide(root, version, reason, by or f"who started run {flow_run().name}")
     return ended(decided, f"{decided.headline}. {decided.decision.by}: {decided.decision.why}")
 

@@ -7,8 +7,8 @@ from flows.credentials import credentials
 from flows.pipelines.derive import DerivedResult, derive
 from flows.pipelines.exchange import ImportResult, import_files
 from flows.runners.prefect_tasks import PrefectTasks
-from flows.watch.page import page_of
-from flows.watch.progress import dataset_name, ended, showing_progress
+from flows.watch.page import watching
+from flows.watch.progress import dataset_name, ended
 from flows.watch.summaries import show_derived, show_import
 from flows.watch.words import short
 from tasks.derive.request import DeriveRequest, ImportRequest
@@ -20,8 +20,8 @@ def derive_dataset(request: DeriveRequest) -> DerivedResult:
     with credentials():
         inputs = [dataset_name(path) for path in request.inputs]
         name = request.name or inputs[0]
-        tags = [f"dataset:{one}" for one in (name, *inputs)]
-        with showing_progress(name, tags), page_of(name, request.output, tags[:1]), PrefectTasks(request.workers) as runner:
+        tag, *others = (f"dataset:{one}" for one in (name, *inputs))
+        with watching(name, request.output, [tag], others), PrefectTasks(request.workers) as runner:
             result = derive(request, runner)
         show_derived(request, result)
     return ended(result, result.headline)
@@ -31,9 +31,9 @@ def derive_dataset(request: DeriveRequest) -> DerivedResult:
 def import_dataset(request: ImportRequest) -> ImportResult:
     """Publish the tokens of files in another format as a version. Run again after any failure, it goes on where it was."""
     name = request.name or dataset_name(request.path)
-    tags = [f"dataset:{name}", *([f"tokenizer:{short(request.tokenizer.name)}"] if request.tokenizer else [])]
+    others = [f"tokenizer:{short(request.tokenizer.name)}"] if request.tokenizer else []
     with credentials():
-        with showing_progress(name, tags), page_of(name, request.output, tags[:1]), PrefectTasks(request.workers) as runner:
+        with watching(name, request.output, [f"dataset:{name}"], others), PrefectTasks(request.workers) as runner:
             result = import_files(request, runner)
         show_import(request, result)
     return ended(result, result.headline)

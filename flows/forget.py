@@ -7,8 +7,8 @@ from prefect import flow
 
 from flows.credentials import credentials
 from flows.pipelines.forget import ForgetResult, forget, resume
-from flows.watch.page import page_of
-from flows.watch.progress import dataset_name, ended, flow_run, showing_progress
+from flows.watch.page import watching
+from flows.watch.progress import dataset_name, ended, flow_run
 from tasks.derive.request import ForgetRequest
 from tasks.locations import Output
 
@@ -16,7 +16,7 @@ from tasks.locations import Output
 def run(output: str, work: Callable[[], ForgetResult]) -> ForgetResult:
     with credentials():
         name = dataset_name(output)
-        with showing_progress(name, tags := [f"dataset:{name}"]), page_of(name, output, tags):
+        with watching(name, output, [f"dataset:{name}"]):
             result = work()
     return ended(result, f"{result.headline}. Certificate: {result.certificate or 'none'}")
 

@@ -16,7 +16,7 @@ from flows.pipelines.retokenize import BESIDE, reruns, short_name
 from flows.runners.chosen import runner_of
 from flows.runners.receipts import results_from_receipts
 from flows.runners.work_pool import cancel_groups
-from flows.watch.page import page_of, suspend
+from flows.watch.page import suspend, watching
 from flows.watch.progress import dataset_name, ended, showing_progress, state_of
 from flows.watch.summaries import show
 from flows.watch.words import short, tags_of
@@ -61,11 +61,7 @@ def retokenize_dataset(
             configs, rerun = held.enter_context(reruns(dataset, tokenizers, output, runner_of))
         for config in configs:
             rerun_name = f"{config.name}-{short_name(config.tokenizer)}"
-            with (
-                showing_progress(rerun_name, own := tags_of(config)),
-                page_of(rerun_name, config.output, own),
-                results_from_receipts(Store.at(config.output)),
-            ):
+            with watching(rerun_name, config.output, tags_of(config)), results_from_receipts(Store.at(config.output)):
                 results.append(rerun(config))
             show(config, results[-1], rerun_name)
     return ended(results, "; ".join(f"{one.path}: {one.headline}" for one in results), name=state_of(results))

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from flows.pipelines.publish import Published
     from tasks.config import BuildConfig, TokenizerConfig
     from tasks.garbage import Policy
+    from tasks.output.pointer import Candidate
 
 KEEP, DAYS = 3, 7.0
 NEAR = 0.02
@@ -67,14 +68,9 @@ def run_build(options: Namespace) -> None:
     from flows.pipelines.build import build  # heavy: after the configuration has been read
     from flows.runners.chosen import runner_without_server
 
-    settings = {"publish_anyway": options.publish_anyway} if options.publish_anyway is not None else {}
-    result = (nothing_to_do(options, config) if not settings else None) or run_with_progress(
-        options,
-        runner_without_server(config),
-        partial(build, config, **settings),
-        "flows.build:build_dataset",
-        config,
-        **settings,
+    anyway, here = options.publish_anyway, runner_without_server(config)
+    result = (nothing_to_do(options, config) if anyway is None else None) or run_with_progress(
+        options, here, partial(build, config, publish_anyway=anyway), "flows.build:build_dataset", config, anyway
     )
     show(options, result.model_dump(mode="json"), summary(result))
 
@@ -125,13 +121,10 @@ def run_refresh(options: Namespace) -> None:
     from tasks.output.changes import as_text
 
     config = dataset if isinstance(dataset, BuildConfig) else trusted_config(options, dataset)
-    settings: dict[str, Any] = {"keep_versions": policy.keep_versions, "grace_days": policy.grace_days} if policy else {}
-    if options.publish_anyway is not None:
-        settings["publish_anyway"] = options.publish_anyway
+    settings = {"keep_versions": policy.keep_versions, "grace_days": policy.grace_days} if policy else {}
     pipeline = partial(refresh, config, policy=policy, publish_anyway=options.publish_anyway)
-    result = run_with_progress(
-        options, runner_without_server(config), pipeline, "flows.refresh:refresh_dataset", config, **settings
-    )
+    flow, anyway = "flows.refresh:refresh_dataset", {"publish_anyway": options.publish_anyway}
+    result = run_with_progress(options, runner_without_server(config), pipeline, flow, config, **settings, **anyway)
     lines = [result.headline, *(as_text(result.changes) if result.outcome in ("published", "held", "still held") else [])]
     lines += [f"  removed    version {version}" for version in result.removed]
     lines += summary(result.build)[1:] if result.build else []  # its first line says less than the headline
@@ -357,8 +350,7 @@ def published_text(
         done = f"made before: latest is moved to {result.version}{before}"
     lines = [
         done,
-        *(f"  gate       {one.sentence}" for one in (result.held.findings if result.held else ())),
-        *(f"  decide     {one}" for one in (result.held.ways(result.path) if result.held else ())),
+        *(why_held(result.held, result.path) if result.held else ()),
         f"  dataset    {result.path}  (number {result.sequence})",
         *(
             f"  {split:10} {plural(result.totals[split]['token_count'], 'token')} in "
@@ -372,6 +364,11 @@ def published_text(
         seconds_line(result.seconds),
     ]
     return list(filter(None, lines))
+
+
+def why_held(held: Candidate, output: str) -> list[str]:
+    """The findings of gates, and the ways to decide."""
+    return [*(f"  gate       {one.sentence}" for one in held.findings), *(f"  decide     {one}" for one in held.ways(output))]
 
 
 def plan_text(made: Plan) -> list[str]:

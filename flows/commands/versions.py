@@ -14,7 +14,7 @@ from flat_tokens.annotations import JsonObject
 from flat_tokens.stores.local import kind_of
 from flat_tokens.tools.cli import existing
 from flat_tokens.tools.terminal import plural, show, size, table
-from flows.commands.build import DAYS, KEEP, policy_of, read_config
+from flows.commands.build import DAYS, KEEP, policy_of, read_config, why_held
 from flows.commands.running import add_command, add_fields, checked, given, run_with_progress
 
 if TYPE_CHECKING:
@@ -112,11 +112,7 @@ def held_text(held: Candidate | None, output: str) -> list[str]:
     if held is None:
         return []
     counts = f"{plural(held.documents, 'document')}, {plural(held.tokens, 'token')}"
-    return [
-        f"  held       {held.version}, since {held.at:%Y-%m-%d %H:%M} UTC: {counts}",
-        *(f"  gate       {one.sentence}" for one in held.findings),
-        *(f"  decide     {one}" for one in held.ways(output)),
-    ]
+    return [f"  held       {held.version}, since {held.at:%Y-%m-%d %H:%M} UTC: {counts}", *why_held(held, output)]
 
 
 def status_text(facts: JsonObject, latest: Version | None, now: datetime) -> list[str]:
@@ -165,11 +161,10 @@ def versions_text(versions: list[Version]) -> list[str]:
     """A table for people."""
     rows = [("version", "made (UTC)", "documents", "tokens", "tokenizer", "layout", "size", "")]
     for version in versions:
-        pinned = "" if version.pinned is None else f"pinned: {version.pinned}" if version.pinned else "pinned"
         made = f"{version.at:%Y-%m-%d %H:%M}" if version.at else ""
         counts = f"{version.documents:,}", f"{version.tokens:,}"
         stored = version.tokenizer, version.layout, size(version.byte_count)
-        rows.append((version.version, made, *counts, *stored, ", ".join(filter(None, (version.state_for_people, pinned)))))
+        rows.append((version.version, made, *counts, *stored, version.marks))
     return table(rows, "<<>><<><", indent=0)
 
 

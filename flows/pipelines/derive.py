@@ -26,8 +26,7 @@ from tasks.derive.choice import ALL, DOCUMENT_BYTES, RADIX_BITS, PartCounts, Sel
 from tasks.derive.inputs import (
     Input,
     cut,
-    read_ids,
-    read_keys,
+    listed_by,
     settings_of_sources,
     splits_in,
     token_arrays_in,
@@ -47,7 +46,7 @@ from tasks.output.target import Target
 from tasks.parts.part import BucketPart, InputPart, Part
 from tasks.progress import meter
 
-HASH_DIGITS = 64 // RADIX_BITS
+HASH_DIGITS, LAST_DIGIT = 64 // RADIX_BITS, (1 << RADIX_BITS) - 1
 
 
 class DerivedResult(Published):
@@ -62,7 +61,7 @@ def derive(request: DeriveRequest, runner: Runner) -> DerivedResult:
     check_inputs_apart(request)
     with opened(request) as output:
         with timed("examine", output.seconds):
-            listed = listed_in(request)
+            listed = listed_by(request.operation) if isinstance(request.operation, Subset) else None
             inputs: list[Input] = list(in_order(runner, request.inputs, EXAMINE.given()))
             for one in inputs:
                 if one.version is not None:
@@ -94,15 +93,6 @@ def derive(request: DeriveRequest, runner: Runner) -> DerivedResult:
                     draft = VersionDraft(made_of, written, documents, card, token_bytes=bytes_of)
                     runner.start(target, FINALIZE.given(draft, request.verify_level)).result()
         return version.finish(DerivedResult, settings_of_sources(inputs), **particular)
-
-
-def listed_in(request: DeriveRequest) -> UInt64s | None:
-    """The documents that a subset's list names, None where it has none."""
-    if not isinstance(request.operation, Subset):
-        return None
-    if request.operation.key_list is not None:
-        return read_keys(request.operation.key_list)
-    return None if request.operation.id_list is None else read_ids(request.operation.id_list)
 
 
 def settings_of(request: DeriveRequest, listed: UInt64s | None) -> JsonObject:
@@ -187,31 +177,23 @@ def sampled(selection: Selection, parts: list[InputPart], target: Target, runner
         return selection, parts
     mine = [part for part in parts if part.split in splits]
     prefix, missing = dict.fromkeys(splits, 0), dict.fromkeys(splits, request.count)
-    below: dict[Split, int] = {}
-    # The hash of the count-th document, sixteen bits at a time.
+    # The hash of the count-th document, sixteen bits at a time; the largest one of all if there are fewer.
     for digits in range(HASH_DIGITS):
         sums = {split: np.zeros(1 << RADIX_BITS, np.int64) for split in splits}
         for part, found in zip(mine, in_order(runner, mine, SAMPLE.given(target, selection, prefix, digits)), strict=True):
             sums[part.split] += found
         for split, counts in sums.items():
-            if split not in below and (request.count == 0 or counts.sum() < missing[split]):
-                below[split] = (1 << 64) if request.count else 0
-            if split in below:
-                continue
-            value = int(np.searchsorted(np.cumsum(counts), missing[split]))
+            value = min(int(np.searchsorted(np.cumsum(counts), missing[split])), LAST_DIGIT)
             missing[split] -= int(counts[:value].sum())
             prefix[split] = prefix[split] << RADIX_BITS | value
-    tied = {split: prefix[split] for split in splits if split not in below}
-    sample = selection._replace(below={**tied, **below})
-    tied_parts = [part for part in parts if part.split in tied]
     ties: dict[tuple[Split, int], int] = {}
-    before = {split: value >> RADIX_BITS for split, value in tied.items()}
+    before = {split: value >> RADIX_BITS for split, value in prefix.items()}
     step = SAMPLE.given(target, selection, before, HASH_DIGITS - 1)
-    for part, found in zip(tied_parts, in_order(runner, tied_parts, step), strict=True):
-        taken = min(int(found[tied[part.split] % (1 << RADIX_BITS)]), missing[part.split])
-        ties[part.split, part.number] = taken
+    for part, found in zip(mine, in_order(runner, mine, step), strict=True):
+        ties[part.split, part.number] = taken = min(int(found[prefix[part.split] & LAST_DIGIT]), missing[part.split])
         missing[part.split] -= taken
-    return sample, [part.model_copy(update={"ties": ties.get((part.split, part.number), 0)}) for part in parts]
+    tied = [part.model_copy(update={"ties": ties.get((part.split, part.number), 0)}) for part in parts]
+    return selection._replace(below=prefix), tied
 
 
 def parts_of(request: DeriveRequest, plan: DerivePlan, runner: Runner, target: Target) -> list[Part]:

@@ -19,7 +19,7 @@ from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import plural
 from flows.pipelines.forgetting import finish_forgetting, go_on_forgetting, nobody_builds
-from tasks.derive.inputs import ids_with, read_ids, read_keys
+from tasks.derive.inputs import ids_with, listed_by
 from tasks.derive.request import ForgetRequest
 from tasks.derive.without import OfVersion
 from tasks.forget.documents import (
@@ -43,12 +43,8 @@ from tasks.progress import meter
 
 def named_by(request: ForgetRequest) -> NamedDocuments:
     """The documents that a request names, its lists read. ValueError where a list is not understood."""
-    keys = listed = None
-    if request.key_list is not None:
-        keys = read_keys(request.key_list)
-    elif request.id_list is not None:
-        keys = read_ids(request.id_list)
-    elif request.like is not None:
+    keys, listed = listed_by(request), None
+    if request.like is not None:
         listed = read_forgotten(Store.at(request.like))
         if not len(listed.digests):
             raise ValueError(f"{request.like}: is not an output with forgotten documents")

@@ -33,7 +33,7 @@ from tasks.forget.documents import (
 from tasks.forget.exports import Note, certificate_of, notes_of, remove_export, skip, write_certificate
 from tasks.garbage import remove_version
 from tasks.output.forgotten import ForgottenRecord, Pending, change_record, read_record_of
-from tasks.output.leases import collecting, sweep
+from tasks.output.leases import collecting, sweep_homes
 from tasks.output.pointer import change, put_run, read_pointer, renamed
 from tasks.progress import meter
 
@@ -67,9 +67,7 @@ def go_on_forgetting(root: Store, scratch: Path) -> JsonObject | None:
 def finish_forgetting(root: Store, scratch: Path) -> JsonObject:
     """The same in a block in which nobody builds."""
     begun = time.monotonic()
-    homes = (root.root if root.is_local else os.fspath(scratch), os.fspath(scratch / "files"))
-    for home in homes:
-        sweep(home)
+    sweep_homes(root, scratch)
     record = _record(root)
     removed, replaced = sweep_shards(root, record.forgotten), dict[str, str]()
     for _ in range(ROUNDS):
@@ -88,8 +86,7 @@ def finish_forgetting(root: Store, scratch: Path) -> JsonObject:
     remove_exports(root)
     removed += sweep_unfinished(root) + sweep_examples(root)
     removed += sweep_files(root, os.fspath(scratch), frozenset(record.files))
-    for home in homes:
-        sweep(home)
+    sweep_homes(root, scratch)
     make_removals_durable(root)
     return _attest(root, removed, time.monotonic() - begun)
 
@@ -112,7 +109,7 @@ def skip_in_runs(root: Store, record: ForgottenRecord) -> ForgottenRecord:
     if pending is None or not pending.runs:
         return record
     runs = {path: skip(root, path, run, record.successors) for path, run in pending.runs.items()}
-    return change_record(root, lambda now: _with_pending(now, runs=runs))
+    return _change_pending(root, runs=runs)
 
 
 def _notes(root: Store) -> list[Note]:
@@ -127,14 +124,14 @@ def remove_exports(root: Store) -> None:
     """Remove exports that can be reached. What was removed is on the certificate, and so is what was not."""
     for note in _notes(root):
         if note.format != FLAT_TOKENS and remove_export(root, note):
-            removed = tuple(dict.fromkeys((*_pending(root).exports, note.path)))
-            change_record(root, lambda now, removed=removed: _with_pending(now, exports=removed))  # type: ignore[misc]
+            _change_pending(root, exports=tuple(dict.fromkeys((*_pending(root).exports, note.path))))
             root.remove(note.key)
 
 
-def _with_pending(record: ForgottenRecord, **facts: Any) -> ForgottenRecord:
-    assert record.pending is not None
-    return record.model_copy(update={"pending": record.pending.model_copy(update=facts)})
+def _change_pending(root: Store, **facts: Any) -> ForgottenRecord:
+    return change_record(
+        root, lambda now: now.model_copy(update={"pending": now.pending and now.pending.model_copy(update=facts)})
+    )
 
 
 def _attest(root: Store, removed: Sequence[str], seconds: float) -> JsonObject:

@@ -19,7 +19,7 @@ from tasks.download.cut import copied_bytes, cut_files, fetching_to, is_by_range
 from tasks.download.outlines import servers_of_whole
 from tasks.download.slices import MEAN_PART, MOST_FILES, SMALL_PART, slices_of
 from tasks.download.small import packs_of
-from tasks.finalize.facts import VersionFacts, facts_before, share_skipped
+from tasks.finalize.facts import VersionFacts, facts_before, reasons_of, share_skipped
 from tasks.finalize.provenance import is_published, list_left_out
 from tasks.gates import Facts, FactValues, Finding, Subject, judge
 from tasks.models import FoundFile, Model, PinnedSource, Slice, SourceFile
@@ -286,13 +286,11 @@ def losses_of(recipe: Recipe, sampled: Tally) -> tuple[Loss, ...]:
     """The loss of each step: the documents of a sample that it leaves out."""
     losses = []
     for name in (step["name"] for step in recipe.steps):
-        # Names have no dot in them.
-        parts = ((*reason.partition("."), count) for reason, count in sorted(sampled.skipped.items()))
-        reasons = {reason: count for step, _, reason, count in parts if step == name and reason}
+        reasons, found = (reasons_of(name, dict(sorted(counts.items()))) for counts in (sampled.skipped, sampled.matches))
         count = sum(reasons.values())
-        share = round(count / max(sampled.read, 1), 6)
-        matches = {of.removeprefix(f"{name}."): many for of, many in sorted(sampled.matches.items()) if of.startswith(f"{name}.")}
-        losses.append(Loss(step=name, documents=count, share=share, reasons=reasons, found=matches))
+        losses.append(
+            Loss(step=name, documents=count, share=round(count / max(sampled.read, 1), 6), reasons=reasons, found=found)
+        )
     return tuple(losses)
 
 

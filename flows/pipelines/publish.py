@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -26,7 +25,7 @@ from tasks.gates import Finding, Gate, judge, summary_of, worst
 from tasks.models import Model
 from tasks.output.changes import DocumentChanges
 from tasks.output.forgotten import ForgottenRecord, read_record_of
-from tasks.output.leases import Workspace, attempt, building, sweep
+from tasks.output.leases import Workspace, attempt, building, sweep_homes
 from tasks.output.paths import version_store
 from tasks.output.places import check_output, removed_if_empty, scratch_of
 from tasks.output.pointer import (
@@ -168,10 +167,9 @@ class Publication:
         record = {
             "config": settings,
             **result.model_dump(mode="json", exclude={"changes"}),
+            "latest": result.version if self.held is None else self.output.pointer.version,
+            **({"findings": [one.model_dump(mode="json") for one in self.findings]} if self.findings else {}),
         }
-        record["latest"] = result.version if self.held is None else self.output.pointer.version
-        if self.findings:
-            record["findings"] = [one.model_dump(mode="json") for one in self.findings]
         put_run(self.output.root, now, result.version, record)
         meter.begin("done")
         return result
@@ -249,8 +247,7 @@ def opened(request: Request, anyway: str | None = None) -> Iterator[OpenOutput]:
         remove_abandoned_objects(root)
         with building(root, scratch):
             # Nothing else clears up after a death after the commit, or one that fetched a file which is there now.
-            for home in (root.root if root.is_local else os.fspath(scratch), os.fspath(scratch / "files")):
-                sweep(home)
+            sweep_homes(root, scratch)
             yield OpenOutput(request, root, scratch, pointer, read_record_of(root), anyway, lineage)
         meter.begin("clean up")
         remove_held_shards(root)
@@ -300,8 +297,8 @@ def _check_published(root: Store, version: str) -> None:
 
 @contextmanager
 def timed(name: str, seconds: dict[str, float]) -> Iterator[None]:
-    """Time a stage, and show that it has begun."""
+    """Time a stage, and show that it has begun. It comes before the stages within it."""
     meter.begin(name)
-    begun = time.monotonic()
+    begun, _ = time.monotonic(), seconds.setdefault(name, 0.0)
     yield
-    seconds[name] = round(seconds.get(name, 0) + time.monotonic() - begun, 3)
+    seconds[name] = round(seconds[name] + time.monotonic() - begun, 3)

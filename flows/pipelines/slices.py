@@ -94,7 +94,6 @@ def without_duplicates(
         text_bytes += part.shard.text_bytes
         yield part
     meter.begin("duplicates", text_bytes)
-    output.seconds.setdefault("tokenize", 0.0)  # the stage around this one comes first
     output.seconds["duplicates"] = round(duplicates.seconds, 3)
 
 
@@ -118,7 +117,6 @@ def with_near_duplicates(
     waiting = list(in_turn(runner, placed, SIGNATURES.given(signed)))
     meter.begin("near-duplicates", sum(part.shard.text_bytes for part in waiting))
     yield from in_turn(runner, waiting, NEAR_DUPLICATES.given(signed))
-    output.seconds.setdefault("tokenize", 0.0)  # the stage around this one comes first
     output.seconds["near-duplicates"] = round(signed.seconds, 3)
 
 

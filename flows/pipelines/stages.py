@@ -95,12 +95,16 @@ class Step(NamedTuple):
     shared: tuple[Any, ...]
 
 
+Work = Callable[[Step, Any], Any]
+"""Does the work of a step for an item."""
+
+
 def do(step: Step, item: Any) -> Any:
     """Do the work of a step for an item, in this thread."""
     return step.stage.function(item, *step.shared)
 
 
-def through(item: Any, steps: Sequence[Step], work: Callable[[Step, Any], Any] = do) -> Any:
+def through(item: Any, steps: Sequence[Step], work: Work = do) -> Any:
     """Take an item through several steps, one after another. *work* does that of each."""
     return functools.reduce(lambda so_far, step: work(step, so_far), steps, item)
 
@@ -279,16 +283,17 @@ class ThreadRunner:
 
     def __init__(self, workers: int, threads: int) -> None:
         self._workers, self._pool = workers, ThreadPoolExecutor(threads, "task")
+        self._work: Work = do
 
     @property
     def workers(self) -> Literal["threads", "processes"]:
-        return "threads"
+        return "threads" if self._work is do else "processes"
 
     def window(self, stage: Stage) -> int:
         return ITEMS_OF_A_WORKER * self._workers
 
     def start(self, item: Any, *steps: Step) -> Future[Any]:
-        return self._pool.submit(through, item, steps)
+        return self._pool.submit(through, item, steps, self._work)
 
     def here(self, items: Sequence[Any], step: Step) -> list[Any]:
         return [do(step, item) for item in items]

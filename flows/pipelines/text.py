@@ -102,7 +102,6 @@ def tokenizer_of(config: BuildConfig, *, is_first: bool) -> Tokenizer:
 
 def after_trial(loading: Future[Tokenizer], seconds: dict[str, float]) -> Tokenizer:
     """The tokenizer, whose trial is a stage of its own within the download of a build."""
-    seconds.setdefault("download", 0.0)  # the stage around this one comes first
     before = seconds.get("trial", 0.0)
     with timed("trial", seconds):
         tokenizer = loading.result()

@@ -229,7 +229,7 @@ def _write_all(places: Mapping[int, str], merges: Merges, training: Training, re
 
 def _result(written: Sequence[Trained], *, was_done: bool, seconds: dict[str, float]) -> VocabularyResult:
     meter.begin("done")
-    made = [MadeVocabulary(path=one.path, vocab_size=one.vocab_size, merges=one.merges, sha256=one.sha256) for one in written]
+    made = [MadeVocabulary.model_validate(one, from_attributes=True) for one in written]
     return VocabularyResult(vocabularies=tuple(made), was_done=was_done, seconds=seconds, **written[0].training.read)
 
 

@@ -31,14 +31,11 @@ def runner_of(config: BuildConfig) -> AbstractContextManager[Runner]:
 def watched(config: BuildConfig) -> Iterator[Runner]:
     """Within a flow run: the runner of a build. People see its progress, and the page of the dataset at its end."""
     from flows.runners.receipts import results_from_receipts  # as above
-    from flows.watch.page import page_of
-    from flows.watch.progress import showing_progress
+    from flows.watch.page import watching
     from flows.watch.words import tags_of
 
-    tags = tags_of(config)
     with (
-        showing_progress(config.name, tags),
-        page_of(config.name, config.output, tags),
+        watching(config.name, config.output, tags_of(config)),
         results_from_receipts(Store.at(config.output)),
         runner_of(config) as runner,
     ):

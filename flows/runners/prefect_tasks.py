@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
@@ -18,13 +18,12 @@ from prefect.futures import PrefectConcurrentFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.annotations import opaque
 
-from flows.pipelines.stages import Stage, Started, Step, do
-from flows.runners.processes import Processes, process_pool, threads_for
+from flows.pipelines.stages import Stage, Started, Step, Work, do
+from flows.runners.processes import process_pool, threads_for
 from flows.runners.receipts import key_of_pack
 from tasks.config import available_cores
 from tasks.shards.stream import TASK
 
-Work = Callable[[Step, Any], Any]
 PACK_ITEMS = 100
 """A task then costs the server little next to its slices, and an error still stops the rest soon."""
 
@@ -118,14 +117,14 @@ class PrefectTasks:
         self._workers, self._threads = workers, threads_for(workers)
         self._at_once = self._threads + 1
         self._held = contextlib.ExitStack()
-        self._processes: Processes | None = None
+        self._work: Work = do
         self._runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=self._threads)
         self._pack: Pack | None = None
         self._under_way: list[Future[Any]] = []
 
     @property
     def workers(self) -> Literal["threads", "processes", "machines"]:
-        return "threads" if self._processes is None else "processes"
+        return "threads" if self._work is do else "processes"
 
     def window(self, stage: Stage) -> int:
         return self._at_once * (PACK_ITEMS if stage.pack_bytes else 1)
@@ -172,9 +171,7 @@ class PrefectTasks:
         return pack.future
 
     def _submit(self, pack: Pack) -> PrefectConcurrentFuture[Any]:
-        return self._runner.submit(
-            task_of(pack.steps[0].stage), told_to(pack.items, pack.steps, do if self._processes is None else self._processes.do)
-        )
+        return self._runner.submit(task_of(pack.steps[0].stage), told_to(pack.items, pack.steps, self._work))
 
     def here(self, items: Sequence[Any], step: Step) -> list[Any]:
         task: Any = task_of(step.stage)
@@ -185,7 +182,7 @@ class PrefectTasks:
         self._runner.__enter__()
         # The tags are those of the run. Tasks with tags wait, in order, until the server says that no limit has them.
         self._held.enter_context(TagsContext(current_tags=set()))
-        self._processes = self._held.enter_context(process_pool(self._workers))
+        self._work = self._held.enter_context(process_pool(self._workers))
         return self
 
     def __exit__(self, *error: Any) -> None:

@@ -15,15 +15,15 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import fsspec
 
 from flat_tokens.stores import signing
-from flows.pipelines.stages import OF_A_BUILD, Step, ThreadRunner, do, through
+from flows.pipelines.stages import OF_A_BUILD, Step, ThreadRunner, Work, do
 from tasks.config import available_cores
 from tasks.progress import meter
 from tasks.tokenize import engines
@@ -96,14 +96,16 @@ def threads_for(workers: int) -> int:
 
 
 @contextlib.contextmanager
-def process_pool(workers: int) -> Iterator[Processes | None]:
-    """Processes for more workers than one interpreter keeps busy; else None, and threads of this process tokenize together."""
+def process_pool(workers: int) -> Iterator[Work]:
+    """A function that does the work of a step for an item: in processes, for more workers than one interpreter keeps busy; else
+    ``do``, and threads of this process tokenize together.
+    """
     if workers <= WORKERS_OF_A_PROCESS:
         with tokenize_pool(workers):
-            yield None
+            yield do
         return
     with Processes(workers) as processes:
-        yield processes
+        yield processes.do
 
 
 class _Here(logging.Handler):
@@ -149,17 +151,9 @@ class Threads(ThreadRunner):
         workers = workers or available_cores()
         super().__init__(workers, threads_for(workers))
         self._held = ExitStack()
-        self._processes: Processes | None = None
-
-    @property
-    def workers(self) -> Literal["threads", "processes"]:
-        return "threads" if self._processes is None else "processes"
-
-    def start(self, item: Any, *steps: Step) -> Future[Any]:
-        return self._pool.submit(through, item, steps, do if self._processes is None else self._processes.do)
 
     def __enter__(self) -> Self:
-        self._processes = self._held.enter_context(process_pool(self._workers))
+        self._work = self._held.enter_context(process_pool(self._workers))
         return self
 
     def __exit__(self, *_: object) -> None:

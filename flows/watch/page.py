@@ -75,16 +75,21 @@ class RefreshSchedule(NamedTuple):
 
 
 @contextmanager
-def page_of(name: str, output: str, tags: Sequence[str]) -> Iterator[None]:
-    """Within a flow run: bring the page of the dataset *name* up to date when the block ends, or fails. Its runs have *tags*."""
-    logger.info("Page of the dataset: the artifact %s", page_key(name))
-    before = _sequence(output)
-    try:
-        yield
-    except Exception as error:
-        _of_flow_run(name, output, tags, error)
-        raise
-    _of_flow_run(name, output, tags, None, is_unchanged=before is not None and before == _sequence(output))
+def watching(name: str, output: str, tags: Sequence[str], others: Sequence[str] = ()) -> Iterator[None]:
+    """Within a flow run that publishes at *output*: show its progress, and bring the page of the dataset *name* up to date when
+    the block ends, or fails. The dataset's runs have *tags*; this one has *others*, too.
+    """
+    from flows.watch.progress import showing_progress  # here: a build that has nothing to do does not wait for Prefect
+
+    with showing_progress(name, [*tags, *others]):
+        logger.info("Page of the dataset: the artifact %s", page_key(name))
+        before = _sequence(output)
+        try:
+            yield
+        except Exception as error:
+            _of_flow_run(name, output, tags, error)
+            raise
+        _of_flow_run(name, output, tags, None, is_unchanged=before is not None and before == _sequence(output))
 
 
 def _sequence(output: str) -> int | None:
@@ -95,7 +100,7 @@ def _sequence(output: str) -> int | None:
 
 
 def _of_flow_run(name: str, output: str, tags: Sequence[str], error: Exception | None, *, is_unchanged: bool = False) -> None:
-    from prefect import get_client  # here: a build that has nothing to do does not wait for Prefect
+    from prefect import get_client  # as above
 
     from flows.watch.progress import flow_run
 
@@ -133,7 +138,7 @@ def bring_up_to_date(
     history: tuple[Refreshed, ...] = ()
     with tolerated("history of refreshes"):
         history = read_history(Store.at(output))
-    deployment, headline = _deployment(client, name), _headline(found, run)
+    deployment, headline = _deployment(client, f"refresh-dataset/{quote(name, safe='')}"), _headline(found, run)
     schedule = _schedule(client, deployment) if deployment and deployment["schedules"] else None
     text = dataset_page(name, found, runs, schedule, idle, history, has_report=_has_report(found))
     made = api.leave(client, this, page_key(name), "markdown", text, headline)
@@ -149,7 +154,7 @@ def suspend(flow: object, flow_run: FlowRun, state: State[Any]) -> None:
     """After *flow*: suspend its run if a version waits for a person, in place of an earlier one: people see it. Its process
     has ended, and it has no slot. If it is resumed, it runs again.
     """
-    from prefect import get_client  # as below
+    from prefect import get_client  # as above
 
     if state.name == AWAITING_APPROVAL:
         with tolerated("state"), get_client(sync_client=True) as client:
@@ -282,11 +287,10 @@ def _latest(found: Status) -> str:
 
 
 def _version(one: Version) -> str:
-    pinned = "" if one.pinned is None else f"pinned: {as_markdown(one.pinned)}" if one.pinned else "pinned"
-    state = ", ".join(filter(None, (one.state_for_people, pinned)))
     made = f", made {one.at:%Y-%m-%d %H:%M}" if one.at else ""
     counts = f"{one.tokens:,} tokens of {code(one.tokenizer)} in {plural(one.documents, 'document')}"
-    return f"- {code(one.version)}{f' ({state})' if state else ''}: {counts}, {size(one.byte_count)} as {one.layout}{made}"
+    marks = f" ({as_markdown(one.marks)})" if one.marks else ""
+    return f"- {code(one.version)}{marks}: {counts}, {size(one.byte_count)} as {one.layout}{made}"
 
 
 def _run(run: ListedRun) -> str:
@@ -344,10 +348,10 @@ def _ended(client: Api, tags: Sequence[str]) -> Iterator[tuple[ListedRun, bool]]
             return
 
 
-def _deployment(client: Api, name: str) -> JsonObject | None:
-    """The deployment that refreshes a dataset, which has its name; None without one."""
+def _deployment(client: Api, path: str) -> JsonObject | None:
+    """A deployment by its flow and name; None without one."""
     try:
-        return dict(ask(client, "GET", f"/deployments/name/refresh-dataset/{quote(name, safe='')}"))
+        return dict(ask(client, "GET", f"/deployments/name/{path}"))
     except httpx.HTTPStatusError as error:
         if error.response.status_code != httpx.codes.NOT_FOUND:
             raise
@@ -412,14 +416,9 @@ def forms_of(client: Api, output: str, held: Candidate) -> list[str]:
     """Links to the forms that approve and reject a version, as far as the server has such deployments."""
     found = []
     for what in ("approve", "reject"):
-        try:
-            deployment = ask(client, "GET", f"/deployments/name/{what}-version/{what}")
-        except httpx.HTTPStatusError as error:
-            if error.response.status_code != httpx.codes.NOT_FOUND:
-                raise
-            continue
-        parameters = quote(json.dumps({"output": output, "version": held.version}))
-        found.append(f"[{what.capitalize()} it]({UI}/deployments/deployment/{deployment['id']}/run?parameters={parameters})")
+        if deployment := _deployment(client, f"{what}-version/{what}"):
+            parameters = quote(json.dumps({"output": output, "version": held.version}))
+            found.append(f"[{what.capitalize()} it]({UI}/deployments/deployment/{deployment['id']}/run?parameters={parameters})")
     return found
 
 

@@ -36,9 +36,8 @@ from flows.watch.pictures import Bar, bars, code, link, page, table
 from flows.watch.words import TAG, UNCHANGED, WITHOUT_PROGRESS, all_done, short, slug, tags_of, tolerated
 from tasks.config import BuildConfig, Source
 from tasks.derive.request import DeriveRequest, ImportRequest
-from tasks.finalize.facts import share_near
+from tasks.finalize.facts import near_duplicates, reasons_of, share_near
 from tasks.output.paths import VERSIONS
-from tasks.parts.part import NEAR_DUPLICATE_REASON
 from tasks.progress import Progress, meter
 
 SHOWN_FILES = 20
@@ -216,7 +215,7 @@ def _steps(config: BuildConfig, documents: JsonFacts) -> list[str]:
     rows, reports = list[str](), set_reports((), documents)
     for step in config.documents.opened().described:
         name = step["name"]
-        skipped, replaced = (_reasons_of(name, documents[counts]) for counts in ("skipped", "replaced"))
+        skipped, replaced = (reasons_of(name, documents[counts]) for counts in ("skipped", "replaced"))
         why = f" ({_counts(as_markdown(skipped))})" if skipped else ""
         rows.append(f"- step {code(name)}: {sum(skipped.values()):,} left out{why}, {sum(replaced.values()):,} changed")
         for one in reports:
@@ -224,11 +223,6 @@ def _steps(config: BuildConfig, documents: JsonFacts) -> list[str]:
                 rows.append(f"- evaluation set {as_markdown(one.sentence)}")
                 rows += [f"  - {as_markdown(line)}" for line in one.lines()]
     return rows
-
-
-def _reasons_of(step: str, counts: Mapping[str, int]) -> dict[str, int]:
-    """``step.reason`` -> reason"""
-    return {reason.removeprefix(f"{step}."): count for reason, count in counts.items() if reason.startswith(f"{step}.")}
 
 
 def _duplicates(config: BuildConfig, documents: JsonFacts) -> str:
@@ -245,19 +239,14 @@ def _near_duplicates(config: BuildConfig, documents: JsonFacts) -> list[str]:
     if config.documents.near_duplicates is None:
         return []
     fate = "are left out" if config.documents.near_duplicates.action == "drop" else "are kept, with their clusters"
-    found, rows = _near_count(documents), documents.get("by_source", ())
+    found, rows = near_duplicates(documents), documents.get("by_source", ())
     lines = [f"Near-duplicates: {plural(found, 'document')} with nearly the text of another one {fate}."]
     lines += [
         f"- {row['name']}: {count:,} near-duplicates, {percent(share_near(row, row['read']))} of what was read"
         for row in rows
-        if (count := _near_count(row)) and len(rows) > 1
+        if (count := near_duplicates(row)) and len(rows) > 1
     ]
     return lines
-
-
-def _near_count(counts: JsonFacts) -> int:
-    found: int = counts["skipped"].get(NEAR_DUPLICATE_REASON, 0) + counts.get("near_duplicates", 0)
-    return found
 
 
 def derived(made_of: JsonObject, result: DerivedResult) -> str:

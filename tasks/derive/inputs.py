@@ -26,6 +26,7 @@ from flat_tokens.reader import open_root, open_split, open_splits
 from flat_tokens.rows.split import FlatTokens
 from flat_tokens.stores.store import Store, StoredObject, file_at, stored_object
 from flat_tokens.tools.corpus import open_corpus, run_of
+from tasks.derive.request import ForgetRequest, Subset
 from tasks.models import ALL_SPLITS, FORGOTTEN, Model, digest_of
 from tasks.output.paths import DOCUMENTS, VERSIONS
 from tasks.output.target import Target
@@ -264,6 +265,13 @@ def read_keys(path_or_url: str) -> UInt64s:
 def read_ids(path_or_url: str) -> UInt64s:
     """The sorted keys of the ids in a text file, one a line, each once. Empty lines are skipped."""
     return np.unique(keys_of_bytes(_ids_in(path_or_url)))
+
+
+def listed_by(request: Subset | ForgetRequest) -> UInt64s | None:
+    """Keys of the documents that a request lists by their keys or ids: uint64[n], sorted; None if it lists none."""
+    if request.key_list is not None:
+        return read_keys(request.key_list)
+    return None if request.id_list is None else read_ids(request.id_list)
 
 
 def ids_with(keys: UInt64s, path_or_url: str) -> list[str]:

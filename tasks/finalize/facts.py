@@ -280,10 +280,20 @@ def _fact(of: VersionFacts, fact: str, place: Subject) -> int | float | None:
     return _count(of, fact, place)
 
 
-def share_near(counts: JsonFacts, read: int) -> float:
-    """The share of near-duplicates, left out or kept, all but the first of each cluster, of the documents that were *read*."""
+def near_duplicates(counts: JsonFacts) -> int:
+    """Number of near-duplicates, left out or kept, all but the first of each cluster."""
     found: int = (counts.get("skipped") or {}).get(NEAR_DUPLICATE_REASON, 0) + counts.get("near_duplicates", 0)
-    return found / read if read else 0.0
+    return found
+
+
+def share_near(counts: JsonFacts, read: int) -> float:
+    """The share of these in the documents that were *read*."""
+    return near_duplicates(counts) / read if read else 0.0
+
+
+def reasons_of(step: str, counts: Mapping[str, int]) -> dict[str, int]:
+    """``step.reason`` -> reason"""
+    return {reason.removeprefix(f"{step}."): count for reason, count in counts.items() if reason.startswith(f"{step}.")}
 
 
 def _count(of: VersionFacts, fact: str, place: Subject) -> int | None:

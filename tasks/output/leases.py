@@ -130,6 +130,12 @@ def sweep(home: str) -> None:
     remove_empty(home, *builds, STAGING)
 
 
+def sweep_homes(root: Store, scratch: Path) -> None:
+    """Sweep the places where processes that write to an output stage and fetch: the output, or *scratch* if it is remote."""
+    for home in (root.root if root.is_local else os.fspath(scratch), os.fspath(scratch / "files")):
+        sweep(home)
+
+
 def _moved_away(home: str, key: str) -> str:
     """Rename a staging directory, before it is removed. Return its key. A thread that was interrupted twice may still be moving a
     shard from it to its place: that would lose the files that are removed at the same moment.

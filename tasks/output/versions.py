@@ -69,11 +69,13 @@ class Version(Model):
         return self.until or self.at or datetime.min.replace(tzinfo=UTC)
 
     @property
-    def state_for_people(self) -> str:
-        """Such as ``former until 2026-07-31 12:00`` or ``withdrawn since ...``; empty if it never was the latest."""
-        if self.state == "other" or self.until is None:
-            return "" if self.state == "other" else self.state
-        return f"{self.state} {'until' if self.state == 'former' else 'since'} {self.until:%Y-%m-%d %H:%M}"
+    def marks(self) -> str:
+        """For people, such as ``former until 2026-07-31 12:00, pinned: the paper``; empty if it never was the latest, and has no
+        pin.
+        """
+        since = f" {'until' if self.state == 'former' else 'since'} {self.until:%Y-%m-%d %H:%M}" if self.until else ""
+        pinned = f"pinned: {self.pinned}" if self.pinned else None if self.pinned is None else "pinned"
+        return ", ".join(filter(None, ("" if self.state == "other" else self.state + since, pinned)))
 
 
 class Origin(Model):

@@ -193,7 +193,7 @@ def small_objects_by_processes() -> None:
     those behind.
     """
     small_objects()
-    flows.runners.processes.process_pool = lambda workers: contextlib.nullcontext(Processes())  # type: ignore[assignment]
+    flows.runners.processes.process_pool = lambda workers: contextlib.nullcontext(Processes().do)  # type: ignore[assignment]
 
 
 Row = dict[str, Any]
