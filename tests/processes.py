@@ -6,6 +6,8 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.request
@@ -14,6 +16,7 @@ from http.server import HTTPServer
 from pathlib import Path
 from typing import Any, TypeVar
 
+ROOT = Path(__file__).parents[1]
 DEADLINE = 180.0
 
 T = TypeVar("T")
@@ -30,6 +33,12 @@ def until(question: Callable[[], T | None], what: str = "it does not happen", de
             raise TimeoutError(f"{what}, for {deadline:.0f} s")
         time.sleep(min(0.05 + waited / 20, 0.25))
     return answer
+
+
+def python(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """What a Python program in this checkout says until it ends. *options*: of ``subprocess.run``."""
+    settings: dict[str, Any] = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 300}
+    return subprocess.run([sys.executable, *words], **settings | options)
 
 
 def in_threads(work: Callable[[Any], object], each: Iterable[Any]) -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -48,6 +47,7 @@ from flows.build import build_dataset
 from flows.commands.build import read_config
 from tasks.config import BuildConfig, with_absolute_paths
 from tests.flows.asked import on_prefect_server
+from tests.processes import python
 from tests.refusal import refusal
 
 CHECKOUT = Path(__file__).parents[2]
@@ -106,14 +106,7 @@ def test_a_worker_loads_every_entrypoint():
     """By its path, in the checkout, with nothing of it installed; and no placeholder where that fails."""
     entrypoints = [deployment["entrypoint"] for deployment in DEPLOYMENTS.values()]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    loaded = subprocess.run(
-        [sys.executable, "-c", LOAD, *entrypoints],
-        cwd=CHECKOUT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    loaded = python("-c", LOAD, *entrypoints, env=environment)
     assert loaded.returncode == 0, loaded.stderr
     assert json.loads(loaded.stdout) == [load_flow(deployment).name for deployment in DEPLOYMENTS.values()]
 
@@ -189,6 +182,9 @@ def test_the_form_of_a_build_shows_choices_defaults_and_bounds():
     assert fields["BuildConfig.tokenizer"]["anyOf"][0]["type"] == "string"  # a name, before all settings
     assert list(config["properties"])[:4] == ["output", "name", "sources", "tokenizer"]
     assert list(schema["definitions"]["Source"]["properties"])[:3] == ["path", "hub", "text_column"]
+    # Not the names of classes, which one of the two UIs would show.
+    titles = [fields[f"BuildConfig.{name}"]["title"] for name in ("tokenizer", "documents", "groups")]
+    assert titles == ["Tokenizer", "Documents", "Groups"]
 
 
 def test_the_form_of_an_export_lists_the_formats():
@@ -351,9 +347,7 @@ def test_a_server_that_is_not_there_is_told_in_one_line(tmp_path, url, words):
     """Where none is named, Prefect would start one for itself, register everything with it, and stop it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     environment |= {"PREFECT_HOME": str(tmp_path), **({"PREFECT_API_URL": url} if url else {})}
-    told = subprocess.run(
-        [sys.executable, "deployments/register.py"], cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=300
-    )
+    told = python("deployments/register.py", env=environment)
     assert (told.returncode, told.stdout) == (1, "")
     assert len(told.stderr.splitlines()) == 1
     assert words in told.stderr
@@ -455,21 +449,13 @@ def test_a_block_that_is_missing_can_be_made_by_a_command(kind, program):
     assert (made and shlex.split(made)) == (program and [sys.executable, "-c", program])
 
 
-def test_fields_that_hold_settings_of_their_own_are_titled_by_what_they_are():
-    """Not by the names of classes, which one of the two UIs would show."""
-    config = schema_of("build")["definitions"]["BuildConfig"]["properties"]
-    assert [config[name]["title"] for name in ("tokenizer", "documents", "groups")] == ["Tokenizer", "Documents", "Groups"]
-
-
 def test_the_next_run_is_told_in_the_time_zone_of_its_schedule():
-    """Unless it is paused."""
-    yearly = CronSchedule(cron="30 4 1 2 *", timezone="Asia/Tokyo")
-    (told,) = remarks(None, {}, schedules_of([{"cron": yearly.cron, "timezone": yearly.timezone}], []))
-    assert re.fullmatch(r"next run \d{4}-02-01 04:30 JST", told)
-    (told,) = remarks(None, {}, schedules_of([{"interval": 3600, "timezone": "UTC"}], []))
-    assert re.fullmatch(r"next run \d{4}-\d\d-\d\d \d\d:\d\d UTC", told)
-    (paused,) = schedules_of([NIGHTLY], [there(AT_THREE, slug=f"{SLUG}-0", active=False)])
-    assert list(remarks(None, {}, [paused])) == ["paused"]
+    for when, words in (
+        ({"cron": "30 4 1 2 *", "timezone": "Asia/Tokyo"}, r"next run \d{4}-02-01 04:30 JST"),
+        ({"interval": 3600, "timezone": "UTC"}, r"next run \d{4}-\d\d-\d\d \d\d:\d\d UTC"),
+    ):
+        (told,) = remarks(None, {}, schedules_of([when], []))
+        assert re.fullmatch(words, told)
 
 
 @pytest.mark.parametrize(

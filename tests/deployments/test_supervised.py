@@ -12,7 +12,7 @@ import pytest
 
 from deployments import supervised as module
 from deployments.supervised import RESTARTS, Process, Supervised, adopt_orphans, stop
-from tests.conftest import ROOT
+from tests.processes import python
 from tests.refusal import refusal
 
 SLEEPS = "import time; print(flush=True); time.sleep(600)"
@@ -84,7 +84,7 @@ def what_a_killed_process_started_goes_on_and_is_stopped_with_the_service(sleepe
 def test_in_a_process_of_its_own(behaviour):
     """As a service is one: it takes every process whose parent has ended for its own, and stops it."""
     program = f"from tests.deployments.test_supervised import show; show({behaviour!r})"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = python("-c", program)
     assert done.returncode == 0, done.stderr
 
 

@@ -32,6 +32,10 @@ class Stage(NamedTuple):
     name: str
     instructions: tuple[Instruction, ...]
 
+    def values(self, name: str) -> list[str]:
+        """The values of its instructions of a name."""
+        return [one.value for one in self.instructions if one.name == name]
+
 
 def read_stages() -> list[Stage]:
     parsed = DockerfileParser(path=str(DOCKERFILE.parent), env_replace=False)

@@ -97,7 +97,7 @@ def test_every_container_is_confined(compose_services):
         assert not service["user"].startswith("0"), name
         assert "privileged" not in service, name
         assert {volume["type"] for volume in service.get("volumes", ())} <= {"volume"}, name
-    (user,) = [one.value for one in read_stages()[-1].instructions if one.name == "USER"]
+    (user,) = read_stages()[-1].values("USER")
     assert {compose_services[name]["user"] for name in OURS} == {user}
 
 

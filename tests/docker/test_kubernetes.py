@@ -35,7 +35,7 @@ def test_the_deployments_job_variables_are_ones_that_it_knows(template):
 
 
 def test_a_job_runs_as_the_images_user_and_writes_to_its_volumes_alone(template):
-    (user,) = [one.value for one in read_stages()[-1].instructions if one.name == "USER"]
+    (user,) = read_stages()[-1].values("USER")
     spec = pod(template)
     context = spec["securityContext"]
     assert f"{context['runAsUser']}:{context['runAsGroup']}" == user

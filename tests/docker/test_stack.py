@@ -141,7 +141,7 @@ class Stack:
             assert own[0] == "CMD"
             port = ["-p", str(self.ports["redis"])] if own[1] == "redis-cli" else []
             return [program(own[1]), *port, *own[2:]]
-        (image,) = [one.value for one in self.stage.instructions if one.name == "HEALTHCHECK"]
+        (image,) = self.stage.values("HEALTHCHECK")
         words = json.loads(image[image.index("[") :])
         return [sys.executable, *words[1:]]
 

@@ -38,6 +38,7 @@ class Seen:
         some = {"tags": {"all_": list(tags)}} | ({"name": {"any_": [name]}} if name else {})
         (self.run,) = ask("/flow_runs/filter", flow_runs=some, limit=2)
         self.progress = progress_of(self.run["id"])
+        self.shares = {key: share for key, (share, _) in self.progress.items()}
         self.texts = {one["key"]: one["data"] for one in _left_by(self.run["id"]) if one["type"] == "markdown"}
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,9 +11,9 @@ import pytest
 
 import flat_tokens
 from tests.examples import first_fast
-
-ROOT = Path(__file__).parents[2]
-DEMO = ROOT / "deployments/demo"
+from tests.faults.support import command
+from tests.flat_tokens.demo import TOKENIZER
+from tests.processes import python
 
 pytestmark = pytest.mark.slow
 
@@ -31,9 +29,8 @@ class Measured(NamedTuple):
 def build(tmp_path: Path, source: Path, **settings: Any) -> Measured:
     config = tmp_path / "config.yaml"
     whole = {"output": str(tmp_path / "out"), "source": {"path": str(source)}, "validation_fraction": 0, **settings}
-    config.write_text(json.dumps({"tokenizer": str(DEMO / "tokenizer.json"), **whole}))
-    command = [sys.executable, "-m", "flows", "build", str(config), "--no-server"]
-    done = subprocess.run([sys.executable, "-c", IN_BETWEEN, *command], cwd=ROOT, capture_output=True, text=True, check=False)
+    config.write_text(json.dumps({"tokenizer": TOKENIZER, **whole}))
+    done = python("-c", IN_BETWEEN, *command(config), timeout=None)
     status, peak = map(int, done.stdout.split())
     return Measured(status, done.stderr, peak * (1 if sys.platform == "darwin" else 1024))
 
@@ -67,12 +64,18 @@ def test_10_mb_without_a_space_take_bounded_memory_and_time(tmp_path, vocabulari
     assert done.peak_bytes < 2e9
 
 
-def test_a_line_of_2_gb_is_a_clear_error_in_little_memory(tmp_path):
-    source = tmp_path / "line.jsonl"
-    with source.open("wb") as file:
+@pytest.fixture
+def long_line(tmp_path: Path) -> Path:
+    """A short line, and one of 2 GB without an end."""
+    path = tmp_path / "line.jsonl"
+    with path.open("wb") as file:
         file.write(b'{"text": "first"}\n{"text": "')
-        file.truncate(2 << 30)  # a hole: zero bytes up to the end, and no end of line
-    done = build(tmp_path, source)
+        file.truncate(2 << 30)  # a hole: zero bytes up to the end
+    return path
+
+
+def test_a_line_of_2_gb_is_a_clear_error_in_little_memory(tmp_path, long_line):
+    done = build(tmp_path, long_line)
     assert done.status == 1
     assert "line.jsonl, line 2 (row 1)" in done.stderr
     assert "documents.max_bytes" in done.stderr
@@ -80,14 +83,10 @@ def test_a_line_of_2_gb_is_a_clear_error_in_little_memory(tmp_path):
 
 
 @pytest.mark.nightly  # test_a_line_over_the_cap_is_not_held_in_memory has it with 32 MB
-def test_a_line_of_2_gb_can_be_skipped(tmp_path):
-    source = tmp_path / "line.jsonl"
-    with source.open("wb") as file:
-        file.write(b'{"text": "first"}\n{"text": "')
-        file.truncate(2 << 30)
-        file.seek(0, os.SEEK_END)
+def test_a_line_of_2_gb_can_be_skipped(tmp_path, long_line):
+    with long_line.open("ab") as file:
         file.write(b'"}\n{"text": "last"}\n')
-    done = build(tmp_path, source, documents={"on_bad": "skip"}, slice_bytes=2**31)
+    done = build(tmp_path, long_line, documents={"on_bad": "skip"}, slice_bytes=2**31)
     assert done.status == 0, done.stderr
     documents = flat_tokens.open(tmp_path / "out").manifest["totals"]["documents"]
     assert (documents["read"], documents["written"], documents["skipped"]) == (3, 2, {"too_long": 1})

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,11 +16,10 @@ from flows.runners.prefect_tasks import PACK_ITEMS, PrefectTasks
 from tasks.config import BuildConfig
 from tasks.progress import meter
 from tests.faults.support import build_here
+from tests.flat_tokens.demo import DEMO
 from tests.flows.asked import task_runs
 from tests.refusal import refusal
 from tests.sources import write_rows
-
-DEMO = Path(__file__).parents[2] / "deployments/demo"
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("prefect_server")]
 
@@ -76,19 +73,6 @@ def test_five_stages_are_seen_by_name_and_prefects_cache_is_a_view_of_the_receip
         index.unlink()
     build_dataset(config(tmp_path / "out", name="third", validation_fraction=0.25))
     assert task_runs("build third with bytes")["tokenize stories.parquet[0:3]"] == "Completed"
-
-
-def test_the_entrypoint_loads_and_takes_parameters_as_a_deployment_gives_them(tmp_path):
-    """By path, in a fresh process with nothing of ours imported, with the configuration as JSON."""
-    parameters = {"config": config(tmp_path / "out").model_dump(mode="json", exclude_unset=True)}
-    program = (
-        "import json, sys; from prefect.flows import load_flow_from_entrypoint as load; "
-        "flow = load('flows/build.py:build_dataset', use_placeholder_flow=False); "
-        "print(flow.validate_parameters(json.loads(sys.argv[1]))['config'].name, list(flow.parameters.properties))"
-    )
-    command = [sys.executable, "-W", "ignore", "-c", program, json.dumps(parameters)]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
-    assert done.stdout == "watched ['config', 'publish_anyway']\n", done.stderr
 
 
 def hundred_lines(directory: Path) -> Path:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import flat_tokens
+from flows.build import build_dataset
 from flows.decide import approve_version, reject_version
+from flows.forget import forget_documents
 from flows.refresh import refresh_dataset
 from flows.retokenize import retokenize_dataset
+from flows.train_tokenizer import train_tokenizer
 from tasks.config import BuildConfig
-from tests.faults.support import write_notes
+from tasks.derive.request import ForgetRequest
+from tasks.vocabularies.request import VocabularyRequest
+from tests.faults.support import settings_of, write_notes
 from tests.flows.asked import artifacts, on_prefect_server
-
-ROOT = Path(__file__).parents[2]
+from tests.processes import python
 
 
 @pytest.fixture
@@ -100,6 +102,7 @@ def test_the_flow_of_a_rerun_gives_what_the_flow_of_a_build_gives(config, tmp_pa
 @pytest.mark.parametrize(
     ("entrypoint", "parameters", "names"),
     [
+        ("flows/build.py:build_dataset", {}, ["config", "publish_anyway"]),
         ("flows/refresh.py:refresh_dataset", {"keep_versions": 3}, ["config", "keep_versions", "grace_days", "publish_anyway"]),
         (
             "flows/retokenize.py:retokenize_dataset",
@@ -116,8 +119,7 @@ def test_the_entrypoint_loads_and_takes_parameters_as_a_deployment_gives_them(co
         "flow = load(sys.argv[1], use_placeholder_flow=False); given = flow.validate_parameters(json.loads(sys.argv[2])); "
         "print(json.dumps([next(iter(given.values())).name, list(flow.parameters.properties)]))"
     )
-    command = [sys.executable, "-W", "ignore", "-c", program, entrypoint, json.dumps(given)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = python("-W", "ignore", "-c", program, entrypoint, json.dumps(given))
     assert done.stdout, done.stderr
     assert json.loads(done.stdout) == ["My.Notes", names]
 
@@ -128,3 +130,24 @@ def test_a_policy_that_keeps_nothing_is_refused(config, parameters):
 
     with pytest.raises(ParameterTypeError):
         refresh_dataset.validate_parameters({"config": config.model_dump(mode="json", exclude_unset=True), **parameters})
+
+
+@on_prefect_server
+def test_a_forgetting_is_a_flow(tmp_path):
+    """It ends well, and its caller gets what was forgotten."""
+    build_dataset(BuildConfig.model_validate(settings_of(tmp_path / "out", write_notes(tmp_path / "in/notes.jsonl", 6))))
+    forgotten = forget_documents(ForgetRequest(output=str(tmp_path / "out"), reason="they asked", where="row = 2"))
+    assert (forgotten.key_count, forgotten.documents, len(forgotten.versions), forgotten.left) == (1, 1, 1, ())
+
+
+@on_prefect_server
+def test_a_training_is_a_flow_with_a_summary(tmp_path):
+    """Of a configuration, and of what it builds; the second one finds what the first has written."""
+    config = BuildConfig.model_validate(settings_of(tmp_path / "out", write_notes(tmp_path / "notes.jsonl", 30), name="notes"))
+    request, to = VocabularyRequest(vocab_sizes=(262, 264)), str(tmp_path / "to/{name}-{size}")
+    trained = train_tokenizer(config, request, to)
+    assert [one.path for one in trained.vocabularies] == [str(tmp_path / f"to/notes-{size}") for size in (262, 264)]
+    assert train_tokenizer(config, request, to).was_done
+    built = build_dataset(config)
+    decoded = train_tokenizer(built.path, request, str(tmp_path / "decoded-{size}"))
+    assert [one.sha256 for one in decoded.vocabularies] == [one.sha256 for one in trained.vocabularies]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,9 @@ import pytest
 import flat_tokens
 from flat_tokens.stores.store import Store
 from tasks.output.leases import building
-from tests.faults.support import ROOT, write_notes
+from tests.faults.support import write_notes
+from tests.flat_tokens.demo import TOKENIZER
+from tests.processes import python
 
 
 @pytest.fixture
@@ -56,13 +56,13 @@ def test_a_datasets_life(config, tmp_path, terminal):
     assert lines("rollback", output, latest[:5]) == [f"latest is now {latest} (number 4). It was {former}."]
     assert lines("unpin", output, former) == [f"unpinned {former}"]
 
-    status = "\n".join(lines("status", output))
+    status = terminal.out("status", output)
     assert f"latest     {latest}, made " in status
     assert "12 documents" in status
     assert "pinned     none" in status
     assert "now        no build is under way" in status
     with building(Store.at(output), output / "_cache"):
-        assert "now        a build is running" in "\n".join(lines("status", config))
+        assert "now        a build is running" in terminal.out("status", config)
 
     assert lines("gc", output)[0] == "nothing to remove"
     assert "at least one version is kept" in terminal.errors("gc", output, "--keep", "0")
@@ -84,18 +84,18 @@ def test_the_last_refresh_is_told_although_nothing_was_new(config, tmp_path, ter
     (origin,) = (tmp_path / "out/origins").glob("*.json")
     then = {**json.loads(origin.read_text()), "at": "2020-01-02T03:04:00Z", "looked_up": "2020-01-02T03:04:00Z"}
     origin.write_text(json.dumps(then))
-    assert "refreshed  2020-01-02 03:04 UTC, " in "\n".join(terminal.lines("status", config))
+    assert "refreshed  2020-01-02 03:04 UTC, " in terminal.out("status", config)
     assert terminal.lines("refresh", config)[0].startswith("nothing changed")
     told = terminal.json("status", config)
     assert told["last_refresh"] > "2024"
     assert told["latest"]["at"] == "2020-01-02T03:04:00Z"
     del then["looked_up"]  # as a checkout before this one wrote it
     origin.write_text(json.dumps(then))
-    assert "refreshed  2020-01-02 03:04 UTC, " in "\n".join(terminal.lines("status", config))
+    assert "refreshed  2020-01-02 03:04 UTC, " in terminal.out("status", config)
 
 
 def test_results_as_json(config, tmp_path, terminal):
-    output, lines = tmp_path / "out", terminal.lines
+    output = tmp_path / "out"
     refreshed = terminal.json("refresh", config)
     assert (refreshed["outcome"], refreshed["build"]["slices"]) == ("published", 1)
     assert terminal.json("versions", output)[0]["version"] == refreshed["version"]
@@ -103,7 +103,7 @@ def test_results_as_json(config, tmp_path, terminal):
     assert (collected["garbage"], collected["deleted"]) == ([], False)
     (rerun,) = terminal.json("retokenize", "--trust-records", output, "--tokenizer", "bytes")
     assert rerun["path"].startswith(f"{output}-bytes/versions/")
-    policy = lines("refresh", config, "--keep", "1", "--days", "0", "--set", "split_seed=1")
+    policy = terminal.lines("refresh", config, "--keep", "1", "--days", "0", "--set", "split_seed=1")
     assert f"  removed    version {refreshed['version']}" in policy
 
 
@@ -120,11 +120,11 @@ def test_what_a_first_build_left_is_told_and_removed(config, tmp_path, terminal)
     assert "unfinished  10.0 kB of builds that have not published" in status
     assert "now         a build is running" in status
     assert "a build is running, or another collection: token shards, downloads and unfinished versions would be left" in garbage
-    assert "'gc --days 0 --delete' removes it" in "\n".join(terminal.lines("status", output))
-    assert "kept for builds that are run again: 5.0 kB" in "\n".join(terminal.lines("gc", output))
+    assert "'gc --days 0 --delete' removes it" in terminal.out("status", output)
+    assert "kept for builds that are run again: 5.0 kB" in terminal.out("gc", output)
     assert terminal.lines("gc", output, "--days", "0", "--delete")[0] == "removed 2 things, 10.0 kB"
     assert not list(output.rglob("tokens"))
-    assert "unfinished" not in "\n".join(terminal.lines("status", output))
+    assert "unfinished" not in terminal.out("status", output)
 
 
 def test_staging_of_a_build_that_was_cancelled_is_told(config, tmp_path, terminal):
@@ -134,17 +134,17 @@ def test_staging_of_a_build_that_was_cancelled_is_told(config, tmp_path, termina
     staged.mkdir(parents=True)
     (staged / "tokens").write_bytes(bytes(5000))
     told = "staging    5.0 kB of processes that are gone: the next build removes it, and so does 'gc --delete'"
-    assert told in "\n".join(terminal.lines("status", output))
+    assert told in terminal.out("status", output)
     assert terminal.json("status", output)["staging_bytes"] == 5000
     terminal.lines("build", config)
     assert not staged.exists()
-    assert "processes that are gone" not in "\n".join(terminal.lines("status", output))
+    assert "processes that are gone" not in terminal.out("status", output)
 
 
 def test_a_rerun_that_cannot_go_everywhere_goes_nowhere(config, tmp_path, terminal):
     """Not into the dataset itself, under whatever name, and not to the first of two outputs where the second cannot be had."""
     terminal.lines("build", config)
-    output, other = tmp_path / "out", ROOT / "deployments/demo/tokenizer.json"
+    output = tmp_path / "out"
     before = (output / "latest.json").read_bytes()
     for place, words in (
         (f"{output}/", "are one place"),
@@ -152,27 +152,19 @@ def test_a_rerun_that_cannot_go_everywhere_goes_nowhere(config, tmp_path, termin
         ("{output}", "would be the output of two"),
         ("", "is not a path or URL"),
     ):
-        status, _, errors = terminal("retokenize", "--trust-records", output, "--tokenizer", other, "--output", place)
+        status, _, errors = terminal("retokenize", "--trust-records", output, "--tokenizer", TOKENIZER, "--output", place)
         assert (status, (output / "latest.json").read_bytes()) == (1, before)
         assert words in errors
 
     (tmp_path / "out-tokenizer").touch()
-    errors = terminal.errors("retokenize", "--trust-records", output, "--tokenizer", "bytes", "--tokenizer", other, status=1)
+    errors = terminal.errors("retokenize", "--trust-records", output, "--tokenizer", "bytes", "--tokenizer", TOKENIZER, status=1)
     assert f"cannot write to output {tmp_path}/out-tokenizer" in errors
     assert not (tmp_path / "out-bytes/versions").exists()
 
 
 def test_the_commands_are_there_in_a_process_of_their_own(config):
     clean = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
-    done = subprocess.run(
-        [sys.executable, "-m", "flows", "refresh", str(config), "--quiet"],
-        cwd=ROOT,
-        env={**clean, "PREFECT_HOME": "/nonexistent"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = python("-m", "flows", "refresh", str(config), "--quiet", env={**clean, "PREFECT_HOME": "/nonexistent"})
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("published ")
 

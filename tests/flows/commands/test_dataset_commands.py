@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from argparse import Namespace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from prefect.utilities.callables import get_call_parameters
 
 from flows.commands.main import main
 from tasks.derive.request import Shuffle
+from tests.faults.support import digests
 from tests.made import docs_of, foreign, publish_docs, read_docs
 
 
@@ -91,3 +93,42 @@ def test_with_a_server_a_command_runs_its_flow_with_parameters_that_it_takes(tmp
     ((name, given),) = runs
     given = {**given, **vars(given.get("request", Namespace()))}
     assert (name, told) == (flow, {setting: given[setting] for setting in told})
+
+
+def test_commands_publish_and_say_so_once(datasets, tmp_path, terminal):
+    a, b = datasets
+    out = tmp_path / "out"
+    said = terminal.out("merge", a, b, out, "--name", "both")
+    assert said.startswith(f"published\n  dataset    {out}/versions/")
+    assert "6 tokens in 4 sequences" in said
+    assert "  documents  5 of 5\n" in said
+    said = terminal.out("merge", a, b, out, "--name", "both")
+    assert said.startswith("nothing to do: this version is published\n")
+
+    assert terminal.json("append", b, "--to", out)["sequence"] == 2
+    assert terminal.json("append", b, "--to", out)["was_published"]
+    assert len(read_docs(out)["train"]) == 6
+    chosen = terminal.json("subset", out, tmp_path / "chosen", "--source", "web", "--max-tokens", "1")
+    assert chosen["totals"]["documents"]["skipped"] == {"source": 4, "too_long": 1}
+    _, said, _ = terminal("subset", out, tmp_path / "chosen", "--source", "web", "--max-tokens", "1", "--name", "short")
+    assert "  documents  2 of 7, 4 of other sources, 1 too long\n" in said
+    mixed = [terminal.json("shuffle", out, tmp_path / name, "--seed", 5, "--workers", 1) for name in ("m", "n")]
+    assert digests(Path(mixed[0]["path"])) == digests(Path(mixed[1]["path"]))
+    assert "there is no split 'test'; there are train, validation" in terminal.errors(
+        "shuffle", out, tmp_path / "o", "--split", "test"
+    )
+    assert terminal.json("relayout", out, out, "--layout", "compact")["layout"] == "compact"
+
+
+def test_commands_export_and_import(datasets, tmp_path, terminal):
+    a, _ = datasets
+    files, back = tmp_path / "files", tmp_path / "back"
+    status, said, _ = terminal("export", a, files, "--to", "jaxformer", "--end-of-text", "99", "--tokens-per-shard", "2")
+    assert (status, said.startswith(f"exported to {files}: jaxformer, ")) == (0, True)
+    told = ("export", a, files, "--to", "jaxformer", "--end-of-text", "99", "--tokens-per-shard", "2")
+    assert terminal.json(*told)["was_done"]
+    assert "is a flat-tokens dataset already. python -m flows relayout" in terminal.errors("import", a, back)
+    result = terminal.json("import", files, back, "--end-of-text", 99, "--tokenizer", "bytes", "--name", "again")
+    assert (result["format"], result["totals"]["train"]["seq_count"]) == ("jaxformer", 2)
+    assert [doc.ids for doc in read_docs(back)["train"]] == [(1, 2), (3,)]
+    assert terminal.json("import", files, back, "--end-of-text", 99, "--tokenizer", "bytes", "--name", "again")["was_published"]

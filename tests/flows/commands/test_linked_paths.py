@@ -16,14 +16,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-import pyarrow.parquet
 import pytest
 import tokenizers
 
 from flat_tokens.stores.reading import INPUT_ROOTS, OUTPUT_ROOTS
 from flat_tokens.tools.cli import main
 from tests.faults.support import build_here, derive_here, import_here, settings_of, write_notes
+from tests.sources import write_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what is opened")]
 
@@ -62,10 +61,7 @@ def write(root: Path) -> None:
     (root / "in/small/more").mkdir(parents=True)
     for name in ("a.txt", "b.txt", "more/c.txt"):
         (root / "in/small" / name).write_text(f"text of {name} " * 9)
-    table = pa.table(
-        {"id": [f"{i}" for i in range(9)], "text": [f"row {i}" for i in range(9)], "kind": [i % 2 for i in range(9)]}
-    )
-    pa.parquet.write_table(table, root / "in/rows.parquet")
+    write_rows(root / "in/rows.parquet", [{"id": f"{i}", "text": f"row {i}", "kind": i % 2} for i in range(9)], group=9)
     talk = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
     (root / "in/talks.jsonl").write_text(json.dumps({"talk": talk}) + "\n")
     (root / "in/ids.txt").write_text("1\n2\n3\n")

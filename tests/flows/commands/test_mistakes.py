@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from itertools import chain
 
 import pytest
 
 from flat_tokens.tools import cli
 from flows.commands.main import FAMILIES, main
-from tests.faults.support import ROOT
 from tests.made import docs_of, foreign, publish_docs
+from tests.processes import python
 
 HEAVY = ("prefect", "pyarrow", "tokenizers")
 PROGRAM = """
@@ -185,9 +183,7 @@ def test_a_mistake_is_one_line_and_imports_nothing_heavy(tmp_path):
     rows = [("flat-tokens", *row) for row in MISTAKES.items()]
     rows += [("flat-tokens-service", *row) for row in MISTAKES_OF_SERVICE.items()]
     given = json.dumps([[program, *placed(words).split()] for program, words, _ in rows])
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *HEAVY], cwd=ROOT, input=given, capture_output=True, text=True, timeout=300, check=True
-    )
+    done = python("-c", PROGRAM, *HEAVY, input=given, check=True)
     for (program, words, expected), line in zip(rows, done.stdout.splitlines(), strict=True):
         said, status, imported = json.loads(line)
         assert (status, imported, len(said)) == (2, [], 1), (words, said)

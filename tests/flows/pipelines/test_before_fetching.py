@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import fsspec
@@ -15,6 +14,7 @@ from flows.pipelines.build import build
 from flows.pipelines.refresh import refresh
 from flows.runners.processes import Threads
 from tasks.config import BuildConfig
+from tasks.download.sources import fault_of_config
 from tasks.models import FoundFile
 from tests.refusal import refusal
 
@@ -36,47 +36,65 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setattr(tasks.download.cut, "fetch_file", note)
     monkeypatch.setattr(tasks.download.cut, "read_small", note_all)
     fs = fsspec.filesystem("memory")
-    fs.pipe({"/before/a.jsonl": b'{"text": "a"}\n'})
+    fs.pipe({"/before/a.jsonl": b'{"text": "a"}\n', "/before/README.md": b"# About"})
     yield seen
     fs.rm("/before", recursive=True)
 
 
-def run(
-    tmp_path: Path, pipeline: Callable[[BuildConfig, Threads], Any], path: str = "memory://before/*.jsonl", **settings: Any
-) -> None:
-    told = {"output": str(tmp_path / "out"), "source": {"path": path}, "tokenizer": "bytes", **settings}
-    with Threads(1) as runner:
-        pipeline(BuildConfig.model_validate(told), runner)
+CHAT = {"path": "memory://before/*.jsonl", "messages_column": "m", "chat_template": "HERE/templte.jinja"}
 
 
-@pytest.mark.parametrize("pipeline", [build, refresh])
-def test_a_mistyped_tokenizer_is_told_before_the_text_is_fetched(tmp_path, fetched, pipeline):
-    with refusal(r"there is no tokenizer 'cl100k'\. Did you mean 'cl100k_base'\?"):
-        run(tmp_path, pipeline, tokenizer="cl100k")
+@pytest.mark.parametrize(
+    ("pipeline", "source", "settings", "words"),
+    [
+        (build, {}, {"tokenizer": "cl100k"}, r"there is no tokenizer 'cl100k'\. Did you mean 'cl100k_base'\?"),
+        (refresh, {}, {"tokenizer": "cl100k"}, r"there is no tokenizer 'cl100k'\. Did you mean 'cl100k_base'\?"),
+        (build, {"path": "HERE/a.txt"}, {"tokenizer": "cl100k"}, "there is no tokenizer 'cl100k'"),
+        (
+            build,
+            {"path": "memory://before"},
+            {},
+            r"several formats: jsonl \(a.jsonl\), text \(README.md\).* such as memory://before/\*.jsonl;",
+        ),
+        (build, CHAT, {}, r"no chat template at HERE/templte.jinja\. Did you mean HERE/template.jinja\?"),
+    ],
+)
+def test_a_mistake_is_told_before_the_text_is_fetched_or_much_is_read(
+    tmp_path, fetched, monkeypatch, pipeline, source, settings, words
+):
+    monkeypatch.setattr(flows.pipelines.text, "LOOKED_INTO", 5)
+    (tmp_path / "a.txt").write_text("text that is long")
+    (tmp_path / "template.jinja").write_text("{{ messages }}")
+    right = {"output": str(tmp_path / "out"), "source": {"path": "memory://before/*.jsonl"}, "tokenizer": "bytes"}
+    given = {name: value.replace("HERE", str(tmp_path)) for name, value in source.items()}
+    with refusal(words.replace("HERE", str(tmp_path))), Threads(1) as runner:
+        pipeline(BuildConfig.model_validate({**right, "source": given or right["source"], **settings}), runner)
     assert fetched == []
-    run(tmp_path, pipeline)
+    with Threads(1) as runner:
+        pipeline(BuildConfig.model_validate(right), runner)
     assert fetched == ["a.jsonl"]
 
 
-def test_a_mistyped_tokenizer_is_told_before_much_is_read(tmp_path, fetched, monkeypatch):
-    monkeypatch.setattr(flows.pipelines.text, "LOOKED_INTO", 5)
-    (tmp_path / "a.txt").write_text("text that is long")
-    with refusal("there is no tokenizer 'cl100k'"):
-        run(tmp_path, build, str(tmp_path / "a.txt"), tokenizer="cl100k")
-    assert fetched == []
-
-
-def test_files_whose_names_say_that_they_are_of_several_formats_are_not_fetched(tmp_path, fetched):
-    fsspec.filesystem("memory").pipe({"/before/README.md": b"# About"})
-    with refusal(r"several formats: jsonl \(a.jsonl\), text \(README.md\).* such as memory://before/\*.jsonl;"):
-        run(tmp_path, build, "memory://before")
-    assert fetched == []
-
-
-def test_a_chat_template_that_is_not_there_is_told_before_the_text_is_fetched(tmp_path, fetched):
-    (tmp_path / "template.jinja").write_text("{{ messages }}")
-    source = {"path": "memory://before/*.jsonl", "messages_column": "m", "chat_template": str(tmp_path / "templte.jinja")}
-    words = rf"no chat template at {tmp_path}/templte.jinja\. Did you mean {tmp_path}/template.jinja\?"
-    with refusal(words):
-        run(tmp_path, build, source=source)
-    assert fetched == []
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"tokenizer": "cl100k"}, "there is no tokenizer 'cl100k'. Did you mean 'cl100k_base'?"),
+        ({"tokenizer": "nowhere/tokenizer.json"}, "cannot read the tokenizer nowhere/tokenizer.json: No such file"),
+        ({"source": {"path": "/nowhere/*.txt"}}, "the source: there are no files at /nowhere/*.txt"),
+        (
+            {"source": {"path": "s3://b/a.jsonl", "messages_column": "m", "chat_template": "/nowhere/t.jinja"}},
+            "there is no chat template at /nowhere/t.jinja",
+        ),
+        ({"validation_fraction": 2}, "validation_fraction"),
+        ({}, None),
+        ({"tokenizer": "openai-community/gpt2"}, None),
+        ({"source": {"path": "s3://bucket/*.txt"}}, None),
+    ],
+)
+def test_a_fault_is_known_before_there_is_a_run(tmp_path, change, words):
+    (tmp_path / "a.txt").write_text("a")
+    settings = {"output": str(tmp_path / "out"), "source": {"path": f"{tmp_path}/*.txt"}, "tokenizer": "bytes", **change}
+    fault = fault_of_config(settings)
+    assert (fault is None) == (words is None)
+    assert words is None or words in str(fault)
+    assert not (tmp_path / "out").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -186,10 +187,11 @@ def _without_three(_: object, documents: pa.RecordBatch) -> Outcome:
 
 def test_verify_takes_documents_through_the_steps_again_and_finds_those_that_do_not_come_through(tmp_path, tool, monkeypatch):
     source = write_texts(tmp_path / "in/x.jsonl", TEXTS)
+    verified = partial(tool.json, "verify", tmp_path / "out", "--source", source, "--sample", "1/1")
     build_here(settings(tmp_path / "out", source, STEPS))
-    assert tool.json("verify", tmp_path / "out", "--source", source, "--sample", "1/1")["documents"]["same"] == 4
+    assert verified()["documents"]["same"] == 4
     monkeypatch.setattr(flat_tokens.steps.shipped.Pattern, "__call__", _without_three)
-    said = tool.json("verify", tmp_path / "out", "--source", source, "--sample", "1/1", status=1)
+    said = verified(status=1)
     assert said["documents"]["different"] == 1
     assert "x.jsonl, row 4, does not come through its steps (pattern.drop)" in said["faults"][0]
 
@@ -205,16 +207,17 @@ def test_verify_runs_what_is_installed_only_if_the_record_is_trusted(tmp_path, t
 
     _install(upper=upper)
     source = write_texts(tmp_path / "in/x.jsonl", ["a", "b"])
+    verified = partial(tool.json, "verify", tmp_path / "out", "--source", source, "--sample", "1/1")
     build_here(settings(tmp_path / "out", source, [{"use": "upper"}]))
     calls.clear()
-    said = tool.json("verify", tmp_path / "out", "--source", source, "--sample", "1/1")
+    said = verified()
     assert calls == []
     (reason,) = said["documents"]["not_reachable"]
     assert "the step 'upper' in the manifest runs what is installed here" in reason
-    said = tool.json("verify", tmp_path / "out", "--source", source, "--trust-records", "--sample", "1/1")
+    said = verified("--trust-records")
     assert said["documents"] == {"same": 2, "different": 0, "not_reachable": {}}
     _install("2", upper=upper)
-    said = tool.json("verify", tmp_path / "out", "--source", source, "--trust-records", "--sample", "1/1")
+    said = verified("--trust-records")
     (reason,) = said["documents"]["not_reachable"]
     assert reason == "its steps cannot be taken again: step 'upper' is of version house 2 here, and was of version house 1"
 

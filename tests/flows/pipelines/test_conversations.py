@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -320,25 +319,21 @@ def test_fuzzed_conversations(build, tokenizer, template):
 def test_a_template_that_looks_into_contents_says_so_before_it_is_used(build, tokenizer, tmp_path, caplog):
     """Tokens and masks are the same. ``plan`` says it, too."""
     alone = "{% if messages[1] and messages[1].content|length not in (1, 9) %}!{% endif %}" + CHATML
-    with caplog.at_level(logging.WARNING):
-        opened = build([line(GOOD)] * 3, alone)
+    opened = build([line(GOOD)] * 3, alone)
     assert "each beginning of a conversation is rendered alone" in caplog.text
     assert "it changes what its messages hold" in caplog.text
     Reader(tokenizer).check(opened, [GOOD] * 3)
     caplog.clear()
-    with caplog.at_level(logging.WARNING):
-        plan(BuildConfig.model_validate(settings(tmp_path, tokenizer, [line(GOOD)] * 4, alone)))
+    plan(BuildConfig.model_validate(settings(tmp_path, tokenizer, [line(GOOD)] * 4, alone)))
     assert "each beginning of a conversation is rendered alone" in caplog.text
     caplog.clear()
-    with caplog.at_level(logging.WARNING):
-        build([line(GOOD)] * 5)
+    build([line(GOOD)] * 5)
     assert not caplog.text
 
 
 def test_marks_that_are_no_special_tokens_are_named(build, caplog):
     """They become ordinary text of several tokens."""
-    with caplog.at_level(logging.WARNING):
-        build([line(GOOD)], CHATML.replace("<|im_start|>", "<|turn|>"))
+    build([line(GOOD)], CHATML.replace("<|im_start|>", "<|turn|>"))
     assert "the chat template writes <|turn|>, which" in caplog.text
     assert "each becomes several tokens of ordinary text" in caplog.text
 
@@ -361,8 +356,7 @@ def test_an_engine_that_differs_is_not_used_for_conversations(
     """The reference tokenizes the first conversations, too. Where tokens or masks differ it tokenizes all of the source."""
     monkeypatch.setattr(Widths, "of", lambda self, ids, is_special: np.full(len(ids), 2))
     monkeypatch.setattr(Widths, "is_right", lambda self, extra: extra == extra)
-    with caplog.at_level(logging.WARNING):
-        opened = build([line(GOOD)] * 3)
+    opened = build([line(GOOD)] * 3)
     assert "does not give the tokens and masks of" in caplog.text
     assert "Using the slower reference engine for its conversations" in caplog.text
     Reader(tokenizer).check(opened, [GOOD] * 3)

@@ -84,13 +84,14 @@ def test_columns_are_those_of_the_source(tmp_path, name, monkeypatch):
     assert dataset.manifest["columns"] == (dict.fromkeys(NAMES, "text") if name.endswith("csv") else kinds)
 
 
-@pytest.mark.parametrize("held", [True, False])
-def test_a_column_that_changed_costs_no_tokenizing(tmp_path, held):
+@pytest.mark.parametrize(("keep", "held"), [(NAMES, True), (NAMES, False), (None, True)])
+def test_a_column_that_changed_or_is_kept_from_now_on_costs_no_tokenizing(tmp_path, keep, held):
     """Its texts are known by segments, of a version or of shards; the bytes are those of a build from nothing."""
     rows = some_rows(40)
     source = write_rows(tmp_path / "in/x.jsonl", rows)
-    first = build_here(settings(tmp_path / "out", source))
-    changed = [{**row, "score": row["score"] + 1} for row in rows]
+    first = build_here(settings(tmp_path / "out", source, keep=keep))
+    assert ("columns" in flat_tokens.open(tmp_path / "out").manifest) == (keep is not None)
+    changed = [{**row, "score": row["score"] + 1} for row in rows] if keep else rows
     write_rows(source, changed)
     with shards_stay():
         second = build_here(settings(tmp_path / "out", source))
@@ -104,18 +105,6 @@ def test_a_column_that_changed_costs_no_tokenizing(tmp_path, held):
         assert again.version == second.version
     clean = build_here(settings(tmp_path / "clean", source))
     assert same_bytes(clean, second)
-
-
-def test_a_column_that_is_kept_from_now_on_costs_no_tokenizing(tmp_path):
-    rows = some_rows(40)
-    source = write_rows(tmp_path / "in/x.parquet", rows)
-    build_here(settings(tmp_path / "out", source, keep=None))
-    assert "columns" not in flat_tokens.open(tmp_path / "out").manifest
-    assert not list((tmp_path / "out").glob("versions/*/documents/train/columns"))
-    result = build_here(settings(tmp_path / "out", source, keep=["score"]))
-    assert result.text_bytes_tokenized == 0
-    found = kept(tmp_path / "out")
-    assert found == of_source(rows, found, ["score"])
 
 
 def test_slices_that_a_version_holds_bring_their_columns(tmp_path, monkeypatch):
@@ -228,22 +217,22 @@ def test_large_integers_and_fractions_of_one_file_are_refused_by_its_name(tmp_pa
         build_here(told)
 
 
-def test_what_is_no_column_is_refused(tmp_path):
-    rows = some_rows(3)
-    for name in ("x.parquet", "x.jsonl", "x.arrow", "x.csv"):
-        source = write_rows(tmp_path / name, rows)
-        with refusal(r"has no column 'colour'; it has 'id', 'text', .*Set source.keep_columns"):
-            build_here(settings(tmp_path / "out", source, keep=["colour"]))
-    (tmp_path / "x.txt").write_text("text")
-    told = settings(tmp_path / "out", tmp_path / "x.txt", keep=["url"])
-    with refusal(r"x.txt is plain text, which has no column 'url'. Leave source.keep_columns out"):
-        build_here(told)
-    nested = write_rows(tmp_path / "nested.parquet", [{"id": "1", "text": "a", "tags": ["x"]}])
-    with refusal(r"nested.parquet: column 'tags' is list<.*kept are text, numbers, truth values"):
-        build_here(settings(tmp_path / "out", nested, keep=["tags"]))
-    nested = write_rows(tmp_path / "nested.jsonl", [{"id": "1", "text": "a", "tags": ["x"]}])
-    with refusal(r"nested.jsonl: column 'tags' holds values of type list"):
-        build_here(settings(tmp_path / "out", nested, keep=["tags"]))
+@pytest.mark.parametrize(
+    ("name", "keep", "words"),
+    [
+        *(
+            (f"x.{ending}", "colour", r"has no column 'colour'; it has 'id', 'text', .*Set source.keep_columns")
+            for ending in ("parquet", "jsonl", "arrow", "csv")
+        ),
+        ("x.txt", "url", "x.txt is plain text, which has no column 'url'. Leave source.keep_columns out"),
+        ("x.parquet", "tags", "x.parquet: column 'tags' is list<.*kept are text, numbers, truth values"),
+        ("x.jsonl", "tags", "x.jsonl: column 'tags' holds values of type list"),
+    ],
+)
+def test_what_is_no_column_is_refused(tmp_path, name, keep, words):
+    source = write_rows(tmp_path / name, [{"id": "1", "text": "a", "tags": ["x"]}])
+    with refusal(words):
+        build_here(settings(tmp_path / "out", source, keep=[keep]))
 
 
 def test_dates_decimals_and_small_numbers(tmp_path):

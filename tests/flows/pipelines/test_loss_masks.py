@@ -16,9 +16,9 @@ from tokenizers import Tokenizer
 
 import flat_tokens
 from flat_tokens.text.rows import prompts_and_completions, with_completions
-from tests.conftest import ROOT
 from tests.examples import examples
 from tests.faults.support import build_here, export_here, import_here, refresh_here, retokenize_here
+from tests.flat_tokens.demo import TOKENIZER
 from tests.refusal import refusal
 from tests.sources import held, write_rows
 
@@ -128,11 +128,10 @@ def test_a_refresh_another_tokenizer_and_an_import_keep_the_mask(tmp_path):
     build_here(told)
     write_pairs(source, PAIRS)
     refresh_here(told)
-    other = str(ROOT / "deployments/demo/tokenizer.json")
-    retokenize_here(str(tmp_path / "out"), other, output=str(tmp_path / "other"))
+    retokenize_here(str(tmp_path / "out"), TOKENIZER, output=str(tmp_path / "other"))
     import_here(tmp_path / "out/latest/train", tmp_path / "imported")
     assert spelled(tmp_path / "out") == spelled(tmp_path / "imported") == as_bytes(PAIRS)
-    again, encode = flat_tokens.open(tmp_path / "other").train, Tokenizer.from_file(other).encode
+    again, encode = flat_tokens.open(tmp_path / "other").train, Tokenizer.from_file(TOKENIZER).encode
     for i, (prompt, completion) in enumerate(PAIRS):
         counts = [len(encode(text, add_special_tokens=False).ids) for text in (prompt, completion)]
         assert again.mask(*again.span(i)).tolist() == [0] * counts[0] + [1] * counts[1]

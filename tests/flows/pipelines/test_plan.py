@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+import shutil
 import threading
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import fsspec
 import pytest
@@ -14,9 +15,13 @@ import pytest
 import flows.pipelines.plan
 import tasks.shards.sample
 from flat_tokens.manifest import SPLITS
-from flows.pipelines.build import BuildResult
+from flat_tokens.stores.store import Store
+from flows.commands.build import plan_text
+from flows.pipelines.build import BuildResult, build
 from flows.pipelines.plan import Plan, plan
+from flows.runners.processes import Threads
 from tasks.config import BuildConfig, HubDataset, Source
+from tasks.shards.sample import lack_of_room
 from tasks.text.documents import read_documents
 from tasks.tokenize.engines import Engine
 from tests.examples import NIGHTLY, first_fast
@@ -153,12 +158,17 @@ def test_a_document_that_is_too_much_for_the_reference_engine_does_not_keep_the_
     assert build_here(skipping).totals["documents"]["skipped"] == {"unencodable": 1}
 
 
+@pytest.fixture
+def small_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks.shards.sample, "READ_AS_A_WHOLE", 100_000)
+    monkeypatch.setattr(tasks.shards.sample, "LEAST_BATCH", 500)
+
+
+@pytest.mark.usefixtures("small_samples")
 @pytest.mark.parametrize("name", first_fast(["a.jsonl", "a.parquet", "a.csv"], every=2))
 @pytest.mark.parametrize(("slice_bytes", "layout"), [(300_000, "mmap"), pytest.param(1 << 27, "compact", marks=NIGHTLY)])
 def test_tokens_and_size_of_a_mixed_corpus_lie_where_a_twentieth_of_it_says(tmp_path, monkeypatch, name, slice_bytes, layout):
     """Long and short documents, of few and of many tokens a byte, in files that differ."""
-    monkeypatch.setattr(tasks.shards.sample, "READ_AS_A_WHOLE", 100_000)
-    monkeypatch.setattr(tasks.shards.sample, "LEAST_BATCH", 500)
     draw, read = random.Random(7), 0
     kinds = ["the children walked along the river ", "\u4eca\u65e5\u306f\u826f\u3044\u5929\u6c17 ", "xq#7 zv@9 "]
     for i in range(4):
@@ -208,12 +218,11 @@ def test_few_documents_that_are_long_are_not_all_read(tmp_path, monkeypatch):
     assert made.tokens == pytest.approx(64 * 20_001, rel=0.001)
 
 
+@pytest.mark.usefixtures("small_samples")
 @pytest.mark.parametrize("workers", [1, 4])
 def test_the_time_is_that_of_the_sample_for_as_much_text_as_there_is(tmp_path, monkeypatch, workers):
     """Here reading takes a microsecond a byte, the tokenizer three, whose first texts take it a hundred times as long."""
     times, encode = threading.local(), Engine.__call__
-    monkeypatch.setattr(tasks.shards.sample, "READ_AS_A_WHOLE", 100_000)
-    monkeypatch.setattr(tasks.shards.sample, "LEAST_BATCH", 500)
 
     def passing(seconds: float) -> None:
         times.now = clock() + seconds
@@ -239,3 +248,30 @@ def test_the_time_is_that_of_the_sample_for_as_much_text_as_there_is(tmp_path, m
     path = write(tmp_path / "in/a.parquet", texts(20_000, 300))
     made = plan(configured(tmp_path / "out", path, workers=workers))
     assert made.seconds == pytest.approx(4e-6 * 20_000 * 301 / workers, rel=0.1)
+
+
+class Usage(NamedTuple):
+    free: int
+
+
+@pytest.mark.parametrize(("free", "is_told"), [(300_000, True), (3_000_000, False)])
+def test_plan_and_build_warn_when_the_disk_is_too_small(tmp_path, monkeypatch, caplog, free, is_told):
+    (tmp_path / "a.txt").write_text("a text. " * 25_000)  # one document, longer than samples are
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(free))
+    settings = {"output": str(tmp_path / "out"), "source": {"path": str(tmp_path / "a.txt")}, "tokenizer": "bytes", "name": "a"}
+    config = BuildConfig.model_validate(settings)
+    words = f"{tmp_path}/out: the build needs about "
+    made = plan(config)
+    assert (made.warning is not None) == is_told
+    assert any(line.startswith("  warning ") for line in plan_text(made)) == is_told
+    assert "  scratch    nothing: no file is fetched or unpacked" in plan_text(made)
+    with Threads(1) as runner:
+        build(config, runner)
+    told = [line for line in caplog.messages if "the build needs" in line]
+    assert told == ([made.warning] if is_told else [])
+    assert all(line.startswith(words) for line in told)
+    assert plan(config).warning is None  # there is nothing to build any more
+
+
+def test_room_that_nobody_knows_is_no_lack_of_room():
+    assert lack_of_room(Store.at("memory://out"), 10**18, None) is None

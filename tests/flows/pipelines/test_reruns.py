@@ -18,6 +18,7 @@ import tasks.download.table
 import tasks.parts.stored
 import tasks.shards.write
 from flat_tokens.stores.store import Store
+from flows.pipelines.refresh import RefreshResult
 from flows.pipelines.retokenize import BESIDE, base_of, config_of, reruns_of, short_name
 from tasks.config import BuildConfig, TokenizerConfig
 from tasks.garbage import Policy
@@ -34,6 +35,7 @@ from tests.faults.support import (
     same_bytes,
     write_notes,
 )
+from tests.flat_tokens.demo import TOKENIZER
 from tests.flows.test_stores import s3  # noqa: F401  a fixture
 from tests.made import read_docs
 from tests.refusal import refusal
@@ -41,7 +43,6 @@ from tests.sources import write_rows
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a fixture
 
 ROOT = Path(__file__).parents[3]
-DEMO = ROOT / "deployments/demo"
 
 
 @pytest.fixture
@@ -66,6 +67,10 @@ def settings(tmp_path: Path) -> Settings:
     source = {"name": "notes", "path": str(tmp_path / "in"), "id_column": "id"}
     common = {"tokenizer": "bytes", "validation_fraction": 0.5, "slice_bytes": 10_000}
     return {"output": str(tmp_path / "out"), "sources": [source], **common}
+
+
+def changed_files(refreshed: RefreshResult) -> list[tuple[str, str]]:
+    return [(change.kind, change.name) for change in refreshed.changes.files]
 
 
 def membership(output: str | Path) -> dict[int, str]:
@@ -131,7 +136,7 @@ def test_a_directory_gains_changes_and_loses_a_file(settings, tmp_path, tokenize
     (progress,) = (one for one in meter.stages() if one.stage == "tokenize")
     assert 0 < progress.stored < progress.total
     assert (second.outcome, second.sequence, second.changes.before) == ("published", 2, first.version)
-    assert [(change.kind, change.name) for change in second.changes.files] == [
+    assert changed_files(second) == [
         ("changed", "b.jsonl"),
         ("removed", "c.jsonl"),
         ("added", "d.jsonl"),
@@ -149,6 +154,10 @@ def test_a_directory_gains_changes_and_loses_a_file(settings, tmp_path, tokenize
     flat_tokens.verify(settings["output"], "full")
 
 
+def stamps_of(directory: Path) -> set[tuple[Path, int]]:
+    return {(path, path.stat().st_mtime_ns) for path in directory.rglob("*") if path.is_file()}
+
+
 def test_where_nothing_changed_nothing_is_done(settings, tmp_path, tokenized, monkeypatch):
     """Not a file is written, even if the sources were touched or their names come in another order."""
     monkeypatch.setattr(tasks.download.table, "GRAIN_NS", 1 << 60)  # on a slow machine, too, files are too young to be known
@@ -156,15 +165,14 @@ def test_where_nothing_changed_nothing_is_done(settings, tmp_path, tokenized, mo
     (tmp_path / "in/a.jsonl").touch()
     (tmp_path / "out/latest").unlink()
     refresh_here(settings)  # mends the link, and remembers how the files are now
-    stamps = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    stamps = stamps_of(tmp_path / "out")
     tokenized.clear()
     again = refresh_here({**settings, "workers": 1, "slice_bytes": 1000, "verify_level": "full"})
     assert (again.outcome, again.version, again.sequence, again.build) == ("unchanged", first.version, 1, None)
     assert again.headline == f"nothing changed: {first.version} is what the sources give"
     assert again.changes.files == again.changes.settings == ()
     assert tokenized == []
-    now = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    assert {path.name for path in now if now[path] != stamps.get(path)} <= {f"{first.version}.json"}
+    assert {path.name for path, _ in stamps_of(tmp_path / "out") - stamps} <= {f"{first.version}.json"}
     assert (tmp_path / "out/latest/zarr.json").exists()
 
 
@@ -249,7 +257,7 @@ def test_a_hub_revision_that_moves_is_a_new_version(stand_in_hub, tmp_path, toke
     moved = stand_in_hub.commit("org/notes", {"a.jsonl": notes("one", "two"), "b.jsonl": notes("three", "four")})
     second = refresh_here(settings)
     assert (second.outcome, tokenized) == ("published", ["b.jsonl"])
-    assert [(change.kind, change.name) for change in second.changes.files] == [("changed", "b.jsonl")]
+    assert changed_files(second) == [("changed", "b.jsonl")]
     assert second.changes.settings == (f"hub.revision {commit[:12]} -> {moved[:12]}",)
     assert second.build.slices_reused == 1
 
@@ -277,7 +285,7 @@ def test_a_machine_without_the_downloads_fetches_what_is_new(stand_in_hub, tmp_p
     stand_in_hub.commit("org/notes", files(a="one", b="two", c="four"))
     tokenized.clear()
     second = refresh_here(settings)
-    assert [(change.kind, change.name) for change in second.changes.files] == [("changed", "c.parquet")]
+    assert changed_files(second) == [("changed", "c.parquet")]
     assert tokenized == ["c.parquet"]
     assert here() == ["c.parquet"]
 
@@ -311,14 +319,13 @@ def test_an_object_store_is_not_fetched_to_find_that_nothing_changed(tmp_path, s
 
 def test_other_tokenizers_get_the_same_documents_in_the_same_splits_beside_the_dataset(settings, tmp_path):
     first = refresh_here(settings)
-    tokenizer = str(DEMO / "tokenizer.json")
-    (result,) = retokenize_here(settings, tokenizer)
+    (result,) = retokenize_here(settings, TOKENIZER)
     assert result.path.startswith(f"{tmp_path / 'out-tokenizer'}/versions/")
     assert membership(tmp_path / "out-tokenizer") == membership(tmp_path / "out")
     assert flat_tokens.open(tmp_path / "out-tokenizer").train.token_count < flat_tokens.open(tmp_path / "out").train.token_count
     now = read_pointer(Store.at(settings["output"]))
     assert (now.version, now.sequence) == (first.version, 1)
-    calm = build_here({**settings, "output": str(tmp_path / "calm"), "tokenizer": tokenizer})
+    calm = build_here({**settings, "output": str(tmp_path / "calm"), "tokenizer": TOKENIZER})
     assert same_bytes(result, calm)
 
 
@@ -334,13 +341,13 @@ def test_a_rerun_uses_the_datasets_downloads(stand_in_hub, tmp_path):
     stand_in_hub.commit("org/notes", {**parts, "a.tsv": "id|text\n3|three\n"})
     asked = stand_in_hub.count("/resolve/", "GET")
     for dataset in (settings, first.path):
-        (result,) = retokenize_here(dataset, str(DEMO / "tokenizer.json"))
+        (result,) = retokenize_here(dataset, TOKENIZER)
         assert flat_tokens.open(result.path).manifest["provenance"]["sources"][0]["revision"] == commit
         assert membership(result.path) == membership(first.path)
     assert stand_in_hub.count("a.tsv", "GET") <= asked
     kept = [path.suffix for path in (tmp_path / "out-tokenizer/_cache/files").glob("*")]
     assert set(kept) <= {".table"}  # what is known of the files, none of them
-    beside = {**settings, "output": str(tmp_path / "out-tokenizer"), "tokenizer": str(DEMO / "tokenizer.json")}
+    beside = {**settings, "output": str(tmp_path / "out-tokenizer"), "tokenizer": TOKENIZER}
     assert "changed" in {file.kind for file in refresh_here(beside).changes.files}
 
 
@@ -364,10 +371,10 @@ def test_text_that_is_not_the_datasets_any_more_is_refused(settings, tmp_path):
     (tmp_path / "in/c.jsonl").unlink()
     write_notes(tmp_path / "in/d.jsonl", 1)
     with refusal(r"no longer gives the text of version .*: c.jsonl removed, d.jsonl added. Refresh"):
-        retokenize_here(settings, str(DEMO / "tokenizer.json"))
+        retokenize_here(settings, TOKENIZER)
     renamed = {**settings, "sources": [{**settings["sources"][0], "name": "other"}]}
     with refusal(r"has the sources other, but version .* was made of notes"):
-        retokenize_here(renamed, str(DEMO / "tokenizer.json"))
+        retokenize_here(renamed, TOKENIZER)
 
 
 def test_a_dataset_made_of_datasets_has_no_text_to_tokenize_again(settings, tmp_path):
@@ -378,14 +385,14 @@ def test_a_dataset_made_of_datasets_has_no_text_to_tokenize_again(settings, tmp_
 
 
 def test_a_configuration_that_was_never_built_is_built_for_the_tokenizers(settings, tmp_path):
-    (result,) = retokenize_here(settings, str(DEMO / "tokenizer.json"))
+    (result,) = retokenize_here(settings, TOKENIZER)
     assert flat_tokens.verify(tmp_path / "out-tokenizer", "full").path == result.path
     assert not (tmp_path / "out").exists()
 
 
 def test_reruns_have_outputs_of_their_own(settings, tmp_path):
     base = base_of(BuildConfig.model_validate(settings))
-    outputs = [config.output for config in reruns_of(base, ["bytes", str(DEMO / "tokenizer.json")])]
+    outputs = [config.output for config in reruns_of(base, ["bytes", TOKENIZER])]
     assert outputs == [f"{tmp_path}/out-bytes", f"{tmp_path}/out-tokenizer"]
     for tokenizers, output in ((["bytes", "bytes"], BESIDE), (["bytes"], "{output}")):
         with refusal("would be the output of two"):

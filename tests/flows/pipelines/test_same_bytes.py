@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 
 from flat_tokens.arrays.layouts import LAYOUTS
-from tests.conftest import ROOT
 from tests.faults.support import build_here, derive_here, export_here, import_here
+from tests.flat_tokens.demo import TOKENIZER
 from tests.made import small
 
 WORDS = ["salt", "wind", "over", "the", "harbour", "wall", "été", "海", "and", "back"]
-DEMO_TOKENIZER = str(ROOT / "deployments/demo/tokenizer.json")
 Pin = tuple[str, str]
 """A version's name, and the sha256 of its manifest."""
 
@@ -98,12 +97,12 @@ def without_copies(home: Path, output: Path) -> Pin:
 
 def stepped(home: Path, output: Path) -> Pin:
     steps = [{"use": "length", "min_bytes": 40}, {"use": "normalize"}]
-    return built(home, output, "lines", tokenizer=DEMO_TOKENIZER, documents={"steps": steps}, layout="zarr2")
+    return built(home, output, "lines", tokenizer=TOKENIZER, documents={"steps": steps}, layout="zarr2")
 
 
 def merged(home: Path, output: Path) -> Pin:
-    built(home, output / "one", "large", "lines", tokenizer=DEMO_TOKENIZER, lines={"id_column": "id"})
-    built(home, output / "other", "texts", "lines", tokenizer=DEMO_TOKENIZER)
+    built(home, output / "one", "large", "lines", tokenizer=TOKENIZER, lines={"id_column": "id"})
+    built(home, output / "other", "texts", "lines", tokenizer=TOKENIZER)
     return derived(output / "merged", "merge", output / "one", output / "other", layout="compact")
 
 

@@ -48,9 +48,9 @@ def rows(first: int, stop: int, text: str = "text") -> pa.Table:
     )
 
 
-def settings(tmp_path: Path, table: str, **source: Any) -> Settings:
+def settings(tmp_path: Path, table: str, output: str = "out", **source: Any) -> Settings:
     whole = {"name": "web", "table": table, "id_column": "id", "keep_columns": ["lang", "n"], **source}
-    return {"output": str(tmp_path / "out"), "sources": [whole], "tokenizer": "bytes", "slice_bytes": 1500}
+    return {"output": str(tmp_path / output), "sources": [whole], "tokenizer": "bytes", "slice_bytes": 1500}
 
 
 def documents(output: str | Path) -> list[tuple[Any, ...]]:
@@ -110,7 +110,7 @@ def test_a_rest_catalog_names_tables(tmp_path, catalog):
     catalog.load_table("texts.web").append(rows(5, 7))
     with served(catalog) as url:
         for version, count in (("latest", 7), ("main", 7), ("audit", 5), ("of today", 5), (first, 5)):
-            options = {**settings(tmp_path, "texts.web", catalog=url, version=version), "output": f"{tmp_path}/{version}"}
+            options = settings(tmp_path, "texts.web", str(version), catalog=url, version=version)
             assert len(documents(build_here(options).path)) == count
         with refusal(rf"Iceberg table texts.none of catalog {url} cannot be read: NoSuchTable.*texts.none"):
             build_here(settings(tmp_path, "texts.none", catalog=url))
@@ -200,7 +200,7 @@ def test_a_refresh_of_a_table_reads_the_files_that_changed(
     of = read_manifest(Store.at(again.path))["provenance"]["sources"][0]
     assert (of["from"], of["revision"]) == (f"local files ({called} table)", str(latest()))
     assert plan(BuildConfig.model_validate(options)).pinned == {"web": f"{of['from']} at {of['revision']}"}
-    old = build_here({**settings(tmp_path, **source, version=before), "output": str(tmp_path / "old")})
+    old = build_here(settings(tmp_path, output="old", **source, version=before))
     assert documents(old.path) == sorted(tuple(row.values())[1:] for row in rows(0, 500).to_pylist())
 
 
@@ -348,7 +348,7 @@ def test_columns_of_an_iceberg_table_are_those_that_a_branch_has_now(tmp_path, c
         refresh_here(options)
     body = refresh_here(settings(tmp_path, "texts.web", **web, text_column="body"))
     assert documents(body.path) == documents(made)
-    then = build_here({**settings(tmp_path, "texts.web", **web, version=old), "output": str(tmp_path / "old")})
+    then = build_here(settings(tmp_path, "texts.web", "old", **web, version=old))
     assert [n for _, n in documents(then.path)] == [0, 1]
 
 
@@ -365,10 +365,7 @@ def test_tables_in_stores_give_what_they_give_on_a_disk(tmp_path, bucket, monkey
     store = Store.at(bucket)
     for key, _ in Store.at(place).listing():
         store.upload(f"tab/{key}", f"{place}/{key}")
-    here, there = (
-        build_here({**settings(tmp_path, one), "output": str(tmp_path / name)})
-        for one, name in ((place, "a"), (f"{bucket}/tab", "b"))
-    )
+    here, there = (build_here(settings(tmp_path, one, name)) for one, name in ((place, "a"), (f"{bucket}/tab", "b")))
     assert documents(here.path) == documents(there.path)
     assert read_manifest(Store.at(there.path))["provenance"]["sources"][0]["from"] == f"{bucket}/tab (Delta table)"
     store.remove("tab/" + actions_of(place, 3)["add"]["path"])
@@ -382,7 +379,7 @@ def test_tables_in_stores_give_what_they_give_on_a_disk(tmp_path, bucket, monkey
     catalog.create_namespace("texts")
     table = catalog.create_table("texts.web", rows(0, 1).schema)
     table.append(rows(0, 20))
-    built = build_here({**settings(tmp_path, table.metadata_location), "output": str(tmp_path / "c")})
+    built = build_here(settings(tmp_path, table.metadata_location, "c"))
     assert documents(built.path) == documents(here.path)
 
 

@@ -22,7 +22,7 @@ from tasks.vocabularies import training
 from tasks.vocabularies.request import VocabularyRequest
 from tasks.vocabularies.training import definition_of, learn
 from tests.faults.support import build_here, digests, retokenize_here, write_notes
-from tests.made import write_sequences
+from tests.made import foreign
 from tests.refusal import refusal
 from tests.sources import write_rows
 
@@ -91,14 +91,6 @@ def expected(some: list[str], request: VocabularyRequest, size: int | None = Non
     return definition_of(merges.first((size or request.vocab_sizes[-1]) - 1), request.regex, request.special_tokens)
 
 
-def test_sources_are_read_without_validation(home, published, tmp_path):
-    request = request_of(300)
-    result = trained(settings_of(home, tmp_path / "out"), request, tmp_path / "to")
-    assert Path(tmp_path, "to/notes-300/tokenizer.json").read_bytes() == expected(texts(published), request)
-    assert result.documents == len(texts(published)) < 300
-    assert result.text_bytes == sum(len(text.encode()) for text in texts(published))
-
-
 def test_a_ladder_has_what_a_training_of_each_size_has(home, tmp_path):
     """The text is read once for all of them; and they are cut from a trained one without any text."""
     settings = settings_of(home, tmp_path / "out")
@@ -135,7 +127,7 @@ def test_a_sample_is_that_of_a_subset(published, home, tmp_path):
     for place in ("sources", "version"):
         assert (tmp_path / place / "notes-290/tokenizer.json").read_bytes() == wanted
     record = json.loads((tmp_path / "version/notes-290/training.json").read_bytes())
-    assert record["read"]["documents"] == len(sample)
+    assert record["read"] == {"documents": len(sample), "text_bytes": sum(len(text.encode()) for text in sample)}
     assert record["trained_on"]["dataset"]["version"] == published.name
     assert (record["trained_on"]["fraction"], record["trained_on"]["seed"]) == (0.5, 7)
 
@@ -235,12 +227,6 @@ def test_roots_bind_where_vocabularies_are_written(published, tmp_path, monkeypa
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_a_vocabulary_that_the_text_has_no_merges_for_is_refused(home, tmp_path):
-    with refusal(r"have [\d,]+ merges, enough for [\d,]+ ids, not for 60,000\. .*--vocab-size to"):
-        trained(settings_of(home, tmp_path / "out"), request_of(60_000), tmp_path / "to")
-    assert not (tmp_path / "to").exists()
-
-
 def test_what_cannot_be_trained_or_cut_is_refused(home, published, tmp_path):
     with refusal(r"pattern '\(':"):
         on_version(published, request_of(300, pattern="("), tmp_path / "to")
@@ -249,10 +235,11 @@ def test_what_cannot_be_trained_or_cut_is_refused(home, published, tmp_path):
     prompts = {"path": str(home / "notes"), "prompt_column": "id", "completion_column": "text"}
     with refusal(r"has prompts with completions.*train-tokenizer OUTPUT"):
         trained(settings_of(home, tmp_path / "out", source=prompts), request_of(300), tmp_path / "to")
-    write_sequences(tmp_path / "plain", [[1, 2]])
-    (tmp_path / "plain/manifest.json").unlink()
     with refusal(r"is not a dataset with a manifest.*Import it first"):
-        on_version(tmp_path / "plain", request_of(300), tmp_path / "to")
+        on_version(foreign(tmp_path / "plain", [[1, 2]]), request_of(300), tmp_path / "to")
+    with refusal(r"have [\d,]+ merges, enough for [\d,]+ ids, not for 60,000\. .*--vocab-size to"):
+        trained(settings_of(home, tmp_path / "out"), request_of(60_000), tmp_path / "to")
+    assert not (tmp_path / "to").exists()
     on_version(published, request_of(300), tmp_path / "to")
     with refusal("has 300 ids, of which 400 cannot be cut"):
         cut_trained(str(tmp_path / "to/notes-300"), (400,), str(tmp_path / "cut"))

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,7 @@ from flows.pipelines.build import BuildResult, result_if_up_to_date
 from flows.runners.processes import Threads
 from tasks.config import BuildConfig
 from tests.faults.support import build_here, settings_of, write_notes
+from tests.processes import python
 from tests.tasks.tokenize.test_tokenizers import write_ranks
 
 LATE = ("awkward", "gigatoken", "flows.pipelines.slices", "pandas", "prefect", "datasets")
@@ -65,10 +63,10 @@ def test_what_only_tokenizing_needs_is_not_imported(tmp_path):
     settings = settings_of(tmp_path / "out", write_notes(tmp_path / "in/notes.jsonl", 6))
     configuration = tmp_path / "build.json"
     configuration.write_text(json.dumps({**settings, "tokenizer": {"name": str(ranks), "pattern": "cl100k_base"}}))
-    command = [sys.executable, "-c", BUILD, "build", str(configuration), "--no-server", "--quiet"]
+    build = ("-c", BUILD, "build", str(configuration), "--no-server", "--quiet")
     environment = {**os.environ, "PREFECT_HOME": str(tmp_path / "prefect")}
-    run = partial(subprocess.run, command, capture_output=True, text=True, check=True, env=environment)
-    first, _, again = (run().stdout for _ in range(3))  # a file that was written just before is read twice
+    # A file that was written just before is read twice.
+    first, _, again = (python(*build, env=environment, check=True).stdout for _ in range(3))
     assert first.endswith("['awkward', 'gigatoken', 'flows.pipelines.slices']\n")
     assert "nothing to do" in again
     assert again.endswith("[]\n")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
+from prefect.client.schemas.objects import StateType
 from prefect.exceptions import ParameterTypeError
 
 from flat_tokens.stores.reading import INPUT_ROOTS, OUTPUT_ROOTS, SCRATCH
@@ -15,6 +14,7 @@ from flat_tokens.stores.store import Store, StoredObject
 from flows.groups import tokenize_group
 from flows.pipelines.stages import DOWNLOAD, SHARD_WRITE, SPLIT, TOKENIZE, through
 from flows.runners.elsewhere import group_of, result_as_json, result_from_json, work_of
+from flows.runners.work_pool import has_room
 from tasks.assemble.assembler import Assembler
 from tasks.assemble.write import Span, Written
 from tasks.config import BuildConfig, Source
@@ -31,13 +31,12 @@ from tasks.text.files import stamp
 from tasks.tokenize.tokenizers import load_tokenizer
 from tests.refusal import refusal
 from tests.slices import at_hand, range_of_slice
+from tests.sources import write_rows
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> BuildConfig:
-    data = tmp_path / "data"
-    data.mkdir()
-    pq.write_table(pa.table({"text": [f"document {i}" for i in range(40)]}), data / "a.parquet", row_group_size=20)
+    data = write_rows(tmp_path / "data/a.parquet", [{"text": f"document {i}"} for i in range(40)], group=20).parent
     settings = {"output": str(tmp_path / "out"), "source": {"path": str(data)}, "tokenizer": "bytes", "slice_bytes": 100}
     return BuildConfig.model_validate(settings)
 
@@ -182,3 +181,33 @@ def test_scratch_is_the_workers_own_else_one_below_its_roots(tmp_path, config, r
 def test_a_group_is_named_by_a_digest():
     with pytest.raises(ParameterTypeError):
         tokenize_group.validate_parameters({"output": "/data/out", "group": "../../elsewhere"})
+
+
+SCHEDULED, PENDING, RUNNING = StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("states", "is_there"),
+    [
+        ([], True),
+        ([SCHEDULED] * 3, True),
+        ([SCHEDULED] * 4, False),  # no worker has come yet
+        ([PENDING] + [SCHEDULED] * 4, False),
+        ([RUNNING] * 9 + [PENDING] + [SCHEDULED] * 9, True),
+        ([RUNNING] * 9 + [PENDING] + [SCHEDULED] * 10, False),
+        ([RUNNING] * 16, False),
+    ],
+)
+def test_no_more_groups_wait_than_run_but_for_the_first_four(states, is_there):
+    assert has_room(states, at_once=16 if len(states) == 16 else 64) is is_there
+
+
+def test_all_workers_of_a_large_pool_are_soon_busy():
+    """Each look at the runs finds that those that waited have begun."""
+    running, looks = 0, 0
+    while running < 256:
+        states = [RUNNING] * running
+        while has_room(states, at_once=512) and len(states) < 512:
+            states.append(SCHEDULED)
+        running, looks = len(states), looks + 1
+    assert looks <= 8

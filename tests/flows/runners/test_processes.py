@@ -7,15 +7,16 @@ import os
 import subprocess
 import sys
 import threading
+from collections import deque
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 import tasks.shards.write
 from flows.pipelines.build import build
-from flows.pipelines.stages import FINALIZE, OF_A_BUILD, SPLIT, TOKENIZE, Stage, in_order
+from flows.pipelines.stages import FINALIZE, OF_A_BUILD, SPLIT, TOKENIZE, Stage, in_order, started_in_order
 from flows.runners import processes
 from flows.runners.processes import Processes, Threads
 from tasks.assemble.write import Span
@@ -26,9 +27,9 @@ from tasks.shards.writers import stream_staged
 from tasks.tokenize import engines
 from tests.examples import first_fast
 from tests.faults.support import build_here, receipts, same_bytes, settings_of, staged, write_notes
-from tests.processes import family, until
+from tests.processes import ROOT, family, until
 
-ROOT = Path(__file__).parents[3]
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -122,14 +123,18 @@ def test_an_item_that_takes_long_does_not_keep_many_workers_waiting():
         assert list(in_order(runner, range(21), Stage("work", work, str).given())) == list(range(21))
 
 
+def done(result: T) -> Future[T]:
+    future = Future[T]()
+    future.set_result(result)
+    return future
+
+
 def test_stages_that_are_not_for_others_are_done_here(monkeypatch):
     asked = []
 
     def submit(_: object, work: object, stage: str, *more: object) -> Future[str]:
         asked.append(stage)
-        done = Future[str]()
-        done.set_result("elsewhere")
-        return done
+        return done("elsewhere")
 
     monkeypatch.setattr(processes, "SMALL_BYTES", 0)
     monkeypatch.setattr(processes.ProcessPoolExecutor, "submit", submit)
@@ -227,3 +232,25 @@ def lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+class Immediate:
+    """A runner that starts an item only when the results of all before it were used: waiting for that is a deadlock."""
+
+    workers, used = "threads", 0
+
+    def window(self, _: Any) -> int:
+        return 8
+
+    def start(self, item: int, *_: Any) -> Future[int]:
+        assert self.used == item, "the runner waits for an item that waits for a result that nobody uses"
+        return done(item)
+
+
+def test_no_item_is_started_while_a_result_waits_to_be_used():
+    """A build with one worker that went on with stored slices hung: the slice under way waited for parts that nobody added."""
+    runner, under_way = Immediate(), deque()
+    for result in started_in_order(runner, under_way, range(5), TOKENIZE.given()):  # type: ignore[arg-type]
+        assert result == runner.used
+        runner.used += 1
+    assert runner.used == 5

@@ -18,10 +18,8 @@ import pytest
 from flows.runners.ray_cluster import RayTasks
 from tasks.config import BuildConfig
 from tests.faults.support import build_here, receipts, settings_of, staged, version_digests, write_notes
-from tests.processes import family, kill, until
+from tests.processes import family, kill, python, until
 from tests.refusal import refusal
-
-ROOT = Path(__file__).parents[3]
 
 BUILD = """
 import sys
@@ -41,10 +39,7 @@ RayTasks(BuildConfig.model_validate_json(sys.argv[1])).__enter__()
 def run(program: str, settings: dict[str, Any], **environment: str) -> subprocess.CompletedProcess[str]:
     """A program of its own: what Ray leaves in a process stays out of this one."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    command = [sys.executable, "-c", program, json.dumps({**settings, "runner": "ray"})]
-    return subprocess.run(
-        command, cwd=ROOT, env={**kept, **environment}, capture_output=True, text=True, timeout=300, check=False
-    )
+    return python("-c", program, json.dumps({**settings, "runner": "ray"}), env={**kept, **environment})
 
 
 def test_without_its_packages_the_build_names_them(tmp_path, monkeypatch):

@@ -7,7 +7,6 @@ import functools
 import hashlib
 import json
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -20,7 +19,7 @@ from flat_tokens.stores.reading import INPUT_ROOTS
 from tasks.config import BuildConfig
 from tests.faults.support import build_here, receipts, settings_of, staged, version_digests, write_notes
 from tests.flows.pool import ENDED, Pool, finished, pool
-from tests.processes import free_port, serving, until
+from tests.processes import free_port, python, serving, until
 
 pytestmark = pytest.mark.slow
 
@@ -180,7 +179,6 @@ def test_groups_without_a_server_or_without_the_deployments_say_what_is_missing(
     config = config_of(tmp_path / "missing.yaml", told)
     environment = {name: value for name, value in workers.environment.items() if name != "PREFECT_API_URL"}
     for command in (["build"], ["retokenize", "--tokenizer", "bytes", "--output", str(tmp_path / "other")]):
-        whole = [sys.executable, "-m", "flows", *command, str(config)]
-        done = subprocess.run(whole, env=environment, capture_output=True, text=True, timeout=180, check=False)
+        done = python("-m", "flows", *command, str(config), env=environment)
         assert done.returncode == 1
         assert "runner: groups needs a Prefect server" in done.stderr

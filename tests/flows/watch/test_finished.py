@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,8 +21,9 @@ from tasks.config import BuildConfig
 from tasks.download.table import GRAIN_NS
 from tests.faults.support import settings_of, write_notes
 from tests.flows.asked import on_prefect_server
+from tests.flows.watch.test_summaries import result_of
+from tests.processes import ROOT, python
 
-ROOT = Path(__file__).parents[3]
 COMMAND = "import sys; from flows.commands.main import main; main(sys.argv[1:]); print('prefect' in sys.modules)"
 
 
@@ -63,8 +61,7 @@ def test_a_run_that_the_server_refuses_is_left_to_prefect(tmp_path):
         return httpx.Response(403)
 
     config = BuildConfig.model_validate(settings_of(tmp_path / "out", tmp_path / "notes.jsonl"))
-    facts = {"path": "", "version": "1", "sequence": 1, "was_published": True, "layout": "mmap", "totals": {}}
-    result = BuildResult.model_validate({**facts, "byte_count": 0, "seconds": {}, "slices": 0, "slices_reused": 0})
+    result = result_of(BuildResult, {}, seconds={}, slices=0, slices_reused=0)
     assert not record(server(refuse), config, result)
     assert asked == ["/api/flows/"]
 
@@ -105,8 +102,7 @@ def test_it_leaves_what_its_flow_leaves(tmp_path, monkeypatch):
 
         by_the_flow = newest()
         environment = {**os.environ, "PREFECT_API_URL": url, "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-c", COMMAND, "build", str(tmp_path / "config.yaml"), "--json", "--quiet"]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+        done = python("-c", COMMAND, "build", str(tmp_path / "config.yaml"), "--json", "--quiet", env=environment)
         assert done.stdout.endswith("\nFalse\n"), done.stderr
         by_the_command = newest()
         assert by_the_command["id"] != by_the_flow["id"]

@@ -334,14 +334,10 @@ def test_one_run_may_do_several_things_one_behind_the_other():
             meter.begin("split", 1)
 
     several()
-    seen = Seen("dataset:first", "dataset:second").progress
-    assert {key: share for key, (share, _) in seen.items()} == {
-        "first-examine": 100.0,
-        "first-export": 100.0,
-        "second-split": 100.0,
-    }
-    assert seen["first-export"][1].startswith("Done: 5 tokens, 20 B at ")
-    assert seen["second-split"][1] == "Done: there was nothing to do"
+    seen = Seen("dataset:first", "dataset:second")
+    assert seen.shares == dict.fromkeys(["first-examine", "first-export", "second-split"], 100.0)
+    assert seen.progress["first-export"][1].startswith("Done: 5 tokens, 20 B at ")
+    assert seen.progress["second-split"][1] == "Done: there was nothing to do"
 
 
 def test_a_dataset_is_called_what_its_manifest_says(tmp_path):

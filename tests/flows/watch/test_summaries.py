@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -16,6 +16,7 @@ from flows.export import export_dataset
 from flows.pipelines.build import BuildResult
 from flows.pipelines.derive import DerivedResult
 from flows.pipelines.exchange import ImportResult
+from flows.pipelines.publish import Published
 from flows.pipelines.refresh import RefreshResult
 from flows.refresh import changed
 from flows.verify import verify_dataset
@@ -37,32 +38,29 @@ TOTALS = {
 }
 
 
+P = TypeVar("P", bound=Published)
+
+
+def result_of(kind: type[P], documents: dict[str, Any], **particular: Any) -> P:
+    """The result of a publication of documents that have these totals."""
+    common = {"path": "/out/versions/abc", "version": "abc", "sequence": 2, "was_published": False, "layout": "mmap"}
+    totals = {"totals": {**TOTALS, "documents": documents}, "byte_count": 4_000_000}
+    return kind.model_validate({**common, **totals, **particular})
+
+
 def test_the_summary_reckons_up_every_source_and_leads_to_it():
     counts = {"read": 1200, "written": 1000, "text_bytes": 4_000_000, "token_count": 1_000_000}
-    result = BuildResult(
-        path="gs://bucket/out/versions/abc",
-        version="abc",
-        sequence=3,
-        was_published=False,
-        layout="compact",
-        totals={
-            **TOTALS,
-            "documents": {
-                "by_source": [
-                    {"name": "web", "skipped": {"null": 150, "too_long": 50}, **counts},
-                    {"name": "notes", "skipped": {}, **counts, "read": 1000, "text_bytes": 0, "token_count": 0},
-                ],
-                "skipped": {"null": 150, "too_long": 50},
-                "replaced": {"lone_surrogate": 2},
-                "repeated_keys": 7,
-            },
-        },
-        byte_count=1_300_000,
-        slices=12,
-        slices_reused=5,
-        text_bytes_tokenized=400_000_000,
-        seconds={"tokenize": 3.21},
-    )
+    documents = {
+        "by_source": [
+            {"name": "web", "skipped": {"null": 150, "too_long": 50}, **counts},
+            {"name": "notes", "skipped": {}, **counts, "read": 1000, "text_bytes": 0, "token_count": 0},
+        ],
+        "skipped": {"null": 150, "too_long": 50},
+        "replaced": {"lone_surrogate": 2},
+        "repeated_keys": 7,
+    }
+    particular = {"path": "gs://bucket/out/versions/abc", "slices": 12, "slices_reused": 5, "seconds": {"tokenize": 3.21}}
+    result = result_of(BuildResult, documents, **particular)
     text = summary(config("gs://bucket/out"), result, "Seen_By.People")
     for line in (
         "- web: 1,200 documents read, 1,000 written, 150 null, 50 too_long skipped; 1,000,000 tokens of 4.0 MB of text, 4.00 "
@@ -99,27 +97,14 @@ def test_places_are_links_where_a_browser_can_follow_them(location, shown):
 
 
 def test_the_summary_of_a_derived_dataset_says_of_what_it_is_and_what_was_left_out():
-    result = DerivedResult(
-        operation="subset",
-        path="/out/versions/abc",
-        version="abc",
-        sequence=2,
-        was_published=False,
-        layout="mmap",
-        totals={
-            **TOTALS,
-            "documents": {
-                "read": 2500,
-                "written": 2000,
-                "skipped": {"too_long": 500},
-                "repeated_keys": 3,
-                "by_source": [{"name": "web", "written": 2000, "token_count": 1_000_000}],
-            },
-        },
-        byte_count=4_000_000,
-        not_found=5,
-        seconds={"count": 1.25},
-    )
+    documents = {
+        "read": 2500,
+        "written": 2000,
+        "skipped": {"too_long": 500},
+        "repeated_keys": 3,
+        "by_source": [{"name": "web", "written": 2000, "token_count": 1_000_000}],
+    }
+    result = result_of(DerivedResult, documents, operation="subset", not_found=5, seconds={"count": 1.25})
     made_of = {
         "name": "short",
         "operation": {"operation": "subset", "sources": ["web"], "max_tokens": 9, "listed": {"sha256": "ab"}},
@@ -154,19 +139,7 @@ def test_the_summary_of_a_derived_dataset_says_of_what_it_is_and_what_was_left_o
 
 
 def test_the_summary_of_an_import_lists_the_files(tmp_path):
-    result = ImportResult(
-        path="/out/versions/abc",
-        version="abc",
-        sequence=1,
-        was_published=False,
-        format="megatron",
-        layout="mmap",
-        totals={**TOTALS, "documents": {}},
-        byte_count=4_000_000,
-        parts=4,
-        parts_reused=1,
-        seconds={},
-    )
+    result = result_of(ImportResult, {}, format="megatron", parts=4, parts_reused=1, seconds={})
     parts = [{"key": f"part_{i:02}.bin", "size": 1000, "sha256": f"{i:064x}"} for i in range(25)]
     made_of = {"name": "web", "tokenizer": {"digest": None}, "sources": [{"files": [{"parts": parts}]}]}
     lines = imported(ImportRequest(path=str(tmp_path), output="/out"), made_of, result).splitlines()
@@ -245,9 +218,7 @@ def test_an_export_and_an_import_can_be_watched(datasets, tmp_path):
 
     import_dataset(ImportRequest(path=str(files), output=str(back), name="again", tokenizer={"name": "bytes"}))
     seen = Seen("dataset:again", "tokenizer:bytes", name=f"import {files}")
-    assert {key: done for key, (done, _) in seen.progress.items()} == dict.fromkeys(
-        ["again-examine", "again-import", "again-split"], 100.0
-    )
+    assert seen.shares == dict.fromkeys(["again-examine", "again-import", "again-split"], 100.0)
     size = sum(path.stat().st_size for path in files.iterdir() if path.is_file())
     assert seen.progress["again-examine"][1].startswith(f"Done: {size} B at ")
     assert seen.progress["again-import"][1].startswith("Done: 3 documents, 4 tokens, 16 B at ")
@@ -265,7 +236,7 @@ def test_an_operation_on_datasets_can_be_watched(datasets, tmp_path):
     assert {f"examine {a}", "split train tokens 0 to 6", f"finalize {merged.version}"} <= set(tasks)
     assert set(tasks.values()) == {"Completed"}
     seen = Seen("dataset:both", "dataset:a-texts", "dataset:b-texts", name=f"merge into {out}")
-    assert {key: done for key, (done, _) in seen.progress.items()} == {"both-count": 100.0, "both-split": 100.0}
+    assert seen.shares == {"both-count": 100.0, "both-split": 100.0}
     assert seen.progress["both-count"][1].startswith("Done: 5 documents, 160 B at ")
     assert seen.progress["both-split"][1].startswith("Done: 28 B at ")
     assert "Merge of:" in seen.texts["both-merge-summary"]
@@ -311,13 +282,10 @@ def test_names_are_no_markdown(tmp_path):
     made_of["inputs"] = [
         {"name": EVIL, "version": EVIL, "seq_counts": {"train": 1, "validation": 0}, "token_counts": {"train": 1}}
     ]
-    split = {"token_count": 1, "seq_count": 1, "max_token_id": 1}
     counts = {"name": EVIL, "read": 1, "written": 1, "skipped": {EVIL: 1}, "token_count": 1, "text_bytes": 1}
-    totals = {"documents": {**counts, "by_source": [counts]}, "train": split, "validation": split}
-    told = {"path": f"/data/{EVIL}", "version": "v", "sequence": 1, "layout": "mmap", "totals": totals, "byte_count": 1}
-    told |= {"was_published": False, "seconds": {}}
-    result = DerivedResult.model_construct(**told, operation="merge", not_found=0)
-    new = {"provenance": {**made_of, "documents": {}, "split": {}}, "totals": totals, "layout": "mmap"}
+    particular = {"path": f"/data/{EVIL}", "operation": "merge", "not_found": 0, "seconds": {}}
+    result = result_of(DerivedResult, {**counts, "by_source": [counts]}, **particular)
+    new = {"provenance": {**made_of, "documents": {}, "split": {}}, "totals": result.totals, "layout": "mmap"}
     changes = changes_between(None, None, "v", new)
     refreshed = RefreshResult.model_construct(
         path="/data", version="v", outcome="published", changes=changes, removed=(), text_bytes_tokenized=0

@@ -51,6 +51,7 @@ def test_counts_give_way_to_the_bar_the_documents_first():
 
 
 def test_the_line_says_what_it_waits_for(monkeypatch):
+    assert progress_line(MIDWAY) == "tokenize    25%  1,234 documents  300,000,000 tokens  100 MB/s  0:30 left"
     done = Progress("done", 20.0, 0, Done())
     assert progress_line(done, "web", has_server=True) == "web  done       0:20  telling the Prefect server"
     assert progress_line(done, "web") == "web  done       0:20"
