@@ -247,7 +247,6 @@ def prepare_many_files(here: Path, command: Command) -> None:
     config(here, "new", sources=[{**source, "path": str(here / "in/many")}], **more)
 
 
-LOSS_MASKS = "build, streamed, loss masks"
 OF_ROWS: dict[str, dict[str, Any]] = {
     "": {},
     ", duplicates dropped": {"documents": {"duplicates": "drop"}},
@@ -257,21 +256,15 @@ OF_ROWS: dict[str, dict[str, Any]] = {
     ", three splits": {"source": {"keep_columns": ["n"]}, "split": {"by": "n"}, "test_fraction": 0.3},
     ", compact": {"layout": "compact"},
 }
-STREAMED: dict[str, tuple[Callable[[Path, Command], None], Callable[[], None]]] = {
-    LOSS_MASKS: (
-        partial(
-            prepare_streamed,
-            made=talks_of,
-            source={"messages_column": "talk", "chat_template": "x.jinja"},
-        ),
-        small_objects,
-    ),
-    **{
-        f"build, streamed{name}": (partial(prepare_streamed, made=rows_of, **settings), small_objects)
-        for name, settings in OF_ROWS.items()
-    },
-    "build, streamed, processes": (partial(prepare_streamed, made=rows_of), small_objects_by_processes),
-    "build, streamed, many small files": (prepare_many_files, small_objects),
+TALKS = partial(prepare_streamed, made=talks_of, source={"messages_column": "talk", "chat_template": "x.jinja"})
+STREAMED = {
+    f"build, streamed{name}": Case(f"build, streamed{name}", prepare, BUILD, patch=patch, is_for_all=prepare is not TALKS)
+    for name, prepare, patch in (
+        (", loss masks", TALKS, small_objects),
+        *((name, partial(prepare_streamed, made=rows_of, **settings), small_objects) for name, settings in OF_ROWS.items()),
+        (", processes", partial(prepare_streamed, made=rows_of), small_objects_by_processes),
+        (", many small files", prepare_many_files, small_objects),
+    )
 }
 """Builds whose slices cross the borders of objects."""
 
@@ -297,7 +290,7 @@ CASES = {
     for case in (
         *(Case(f"build, {layout}", partial(prepare_build, layout=layout), BUILD) for layout in LAYOUTS),
         Case("build, signed", prepare_build, BUILD, signed=True),
-        *(Case(name, prepare, BUILD, patch=patch, is_for_all=name != LOSS_MASKS) for name, (prepare, patch) in STREAMED.items()),
+        *STREAMED.values(),
         Case("refresh", prepare_refresh, "refresh HERE/new.json --no-server"),
         Case(
             "retokenize",

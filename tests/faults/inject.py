@@ -18,7 +18,7 @@ What is reached: every function of ``os`` that opens, reads, writes, syncs, list
 ``pathlib``, ``shutil``, ``tempfile``, ``numpy.save`` and streams of gzip and zstd are reached too.
 
 What is not: code in C++ and Rust that opens files by itself (pyarrow's readers of a path, tokenizers), reads of mapped memory,
-locks, other processes, and EINTR where Python repeats the call itself (PEP 475), which is everywhere but in `REPEATED_BY_NOBODY`.
+locks, other processes, and EINTR where Python repeats the call itself (PEP 475), but in rename, link, unlink and mkdir.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-REPEATED_BY_NOBODY = ("rename", "link", "unlink", "mkdir")
 _FULL = ("ENOSPC", "EDQUOT", "EIO", "ESTALE")
 _NAMES = ("EIO", "EACCES", "EROFS", "ESTALE", "EINTR", "EIO done")
 
