@@ -290,7 +290,11 @@ def test_the_version_that_the_pointer_names_passes(tmp_path, level):
     [
         *({"sequence": sequence} for sequence in (None, "1", 1.5, True, 0, -1)),
         *({name: value} for name in ("former", "withdrawn") for value in ("a", "", 3, [3], ["a"], [{}], {"version": "a"})),
-        {"forgotten": ""},
+        *(
+            {"former": [{"version": "b", "until": "2026-01-01T00:00:00", **more}]}
+            for more in ({}, {"until": "2026-01-01T00:00:00+00:00", "more": 1})
+        ),
+        *({"forgotten": forgotten} for forgotten in ("", {"documents": 1, "sha256": "", "more": 1})),
         {"pins": {}},  # without the digest of what people decided
         {"decisions": [], "sha256": "0" * 64},
     ],
