@@ -211,7 +211,7 @@ class VersionSink:
         if number in self._stored:
             yield None
             return
-        compared = None if self._duplicates is None else self._duplicates.of_slice(number)
+        compared = None if self._duplicates is None else SliceFilter(self._duplicates, number)
         stream = VersionStream(self._writers, self._target, all_in, compared, lambda: self._pass_on(number + 1))
         try:
             yield stream

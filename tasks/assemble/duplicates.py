@@ -128,13 +128,9 @@ class DuplicateFilter:
     compared: int = 0
     seconds: float = 0.0
 
-    def of_slice(self, number: int) -> SliceFilter:
-        """The filter of slice *number*, which is about to be streamed: all before it have been compared."""
-        return SliceFilter(self, number)
-
 
 class SliceFilter:
-    """Finds the copies in a slice while it is streamed."""
+    """Finds the copies in slice *number* while it is streamed: all before it have been compared."""
 
     def __init__(self, duplicates: DuplicateFilter, number: int) -> None:
         self._duplicates, self._number, self._count = duplicates, number, 0
