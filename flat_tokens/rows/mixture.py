@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, SupportsIndex, TypeAlias
 
@@ -55,9 +56,9 @@ class SampledView:
     def of_epoch(self, epoch: int) -> Self:
         if not self.has_epochs:
             return self
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__, view=self.view.of_epoch(epoch))
-        return other
+        found = copy(self)
+        found.view = self.view.of_epoch(epoch)
+        return found
 
     def rows_of(self, documents: Int64s) -> Int64Pair:
         """As of the whole view, of the rows that are in the sample."""

@@ -145,12 +145,6 @@ def test_what_cannot_be_is_refused_before_anything_is_read(wrong, complaint):
         ShuffledLoader(**{"view": Numbers(20), "batch_size": 4, **wrong})
 
 
-@pytest.mark.parametrize("name", ["streams", "read_blocks_per_shuffle_buffer", "sequences_per_read_block"])
-def test_a_reference_order_of_nothing_is_refused(name):
-    with refusal(f"{name} is 0"):
-        ReferenceOrder(**{"streams": 1, "read_blocks_per_shuffle_buffer": 1, "sequences_per_read_block": 1, name: 0})
-
-
 # Going on: other batch sizes, other hosts
 
 orders = st.sampled_from(["shuffled", "sequential"])

@@ -258,18 +258,6 @@ def test_fragments_between_separators_are_filled_in_each_by_itself(tmp_path):
     assert rows.is_seq_start[:, :7].sum(axis=1).tolist() == [1, 1, 1, 1]
 
 
-def test_an_index_is_kept_for_each_choice_of_documents(tmp_path):
-    train = written(tmp_path / "d", documents_of([9, 12, 8, 15, 7, 11] * 9))
-    for seed in range(6):
-        fim = FillInMiddle(0.5, 0, PRE, MID, SUF, seed=seed)
-        kept = [train.packed_documents(24, fim=fim, cache=tmp_path / "cache") for _ in range(2)]
-        made = train.packed_documents(24, fim=fim)
-        for view in kept:
-            assert np.array_equal(
-                view.of_epoch(1).batch(np.arange(len(view))).tokens, made.of_epoch(1).batch(np.arange(len(made))).tokens
-            )
-
-
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"rate": 2}, "rate of FillInMiddle is 2, but it is a number from 0 to 1"),
     ({"spm_rate": "0.5"}, "spm_rate of FillInMiddle is '0.5'"),

@@ -21,7 +21,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import flat_tokens
-from flat_tokens import FlatTokens, TokenBatch, write_dataset
+from flat_tokens import FillInMiddle, FlatTokens, TokenBatch, write_dataset
 from flat_tokens.rows import packing, packing_index, views
 from flat_tokens.rows.packing import PackedDocuments, PackedDocumentsView
 from tests.elsewhere import elsewhere
@@ -514,13 +514,14 @@ def test_a_moved_dataset_keeps_its_index_and_another_in_its_place_does_not(tmp_p
 def test_every_setting_that_changes_packs_has_an_index_of_its_own(tokens, tmp_path):
     more = [*VIEWS, {"max_packs": 2}, {"fit": "best", "split_across_pack": True}, {"too_long": "cut", "eos": 99}]
     more.append({"too_long": "cut", "bos": 98, "eos": 99})
+    more += [{"too_long": "cut", "fim": FillInMiddle(0.5, 0, 95, 96, 97, seed=seed)} for seed in range(3)]
     for length, options in itertools.product((6, 7), more):
         view = tokens.packed_documents(length, cache=tmp_path / "kept", **options)
         assert packs_of(view) == packs_of(tokens.packed_documents(length, **options))
-    assert len(list((tmp_path / "kept").iterdir())) == 16
+    assert len(list((tmp_path / "kept").iterdir())) == 22
     padded = tokens.packed_documents(6, cache=tmp_path / "kept", padding_idx=9)
     assert packs_of(padded) == packs_of(tokens.packed_documents(6, padding_idx=9))
-    assert len(list((tmp_path / "kept").iterdir())) == 16
+    assert len(list((tmp_path / "kept").iterdir())) == 22
 
 
 @pytest.mark.parametrize("options", VIEWS)

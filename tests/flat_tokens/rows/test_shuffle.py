@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flat_tokens import BlockOrder, ShuffledLoader
+from flat_tokens import BlockOrder, ReferenceOrder, ShuffledLoader
 from flat_tokens.annotations import Int64s, UInt64s
 from flat_tokens.rows.orders import MAX_LENGTH, KeyedPermutation, KeyedPermutations, derive_keys, reference_permutation
 from tests.examples import examples, first_fast
@@ -273,15 +273,18 @@ def test_a_step_of_a_trillion_rows_takes_no_longer_than_one_of_a_thousand():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "complaint"),
+    ("kind", "wrong", "complaint"),
     [
-        ((0, 1), "block_rows is 0, but it is 1 or more"),
-        ((1, 0), "buffer_blocks is 0, but it is 1 or more"),
-        ((1, 1, 0), "streams is 0, but it is 1 or more"),
-        ((1, 1, 11), "the view has 10 rows, fewer than 11 streams"),
-        ((1, 1, 4), "batch_size 2 does not divide evenly among 4 streams"),
+        (BlockOrder, (0, 1), "block_rows is 0, but it is 1 or more"),
+        (BlockOrder, (1, 0), "buffer_blocks is 0, but it is 1 or more"),
+        (BlockOrder, (1, 1, 0), "streams is 0, but it is 1 or more"),
+        (BlockOrder, (1, 1, 11), "the view has 10 rows, fewer than 11 streams"),
+        (BlockOrder, (1, 1, 4), "batch_size 2 does not divide evenly among 4 streams"),
+        (ReferenceOrder, (0, 1, 1), "streams is 0, but it is 1 or more"),
+        (ReferenceOrder, (1, 0, 1), "read_blocks_per_shuffle_buffer is 0"),
+        (ReferenceOrder, (1, 1, 0), "sequences_per_read_block is 0"),
     ],
 )
-def test_orders_that_cannot_be_are_refused(wrong, complaint):
+def test_orders_that_cannot_be_are_refused(kind, wrong, complaint):
     with refusal(complaint):
-        loader_of(10, BlockOrder(*wrong), 2)
+        loader_of(10, kind(*wrong), 2)
