@@ -249,14 +249,18 @@ def stream(split: FlatTokens, start: int, stop: int, options: Stream, place: Pla
             return
         if at <= start:
             continue
-        tokens = split.slice(part.start, part.stop) >> np.uint32(1)
+        places = (marks - np.uint64(part.start)).astype(np.int64) + np.arange(len(marks))
+        low, high = max(start - begin, 0), min(stop, at) - begin
+        passed, last = np.searchsorted(places, [low, high]).tolist()
+        # stream -> array: less the end-of-text tokens before; none is read for another file
+        base = part.start + low - passed
+        tokens = split.slice(base, part.start + high - last) >> np.uint32(1)
         if must_look and (found := np.flatnonzero(tokens == end_of_text)).size:
             raise ValueError(
-                f"{split.store.url}: token {part.start + found[0]} is end_of_text ({end_of_text}) inside a sequence, which "
-                "would come back as two. Set inner_end_of_text='keep' to write it all the same."
+                f"{split.store.url}: token {base + found[0]} is end_of_text ({end_of_text}) inside a sequence, which would come "
+                "back as two. Set inner_end_of_text='keep' to write it all the same."
             )
-        places = (marks - np.uint64(part.start)).astype(np.int64) + np.arange(len(marks))
-        yield insert(tokens, places, end_of_text, dtype)[max(start - begin, 0) : stop - begin]
+        yield insert(tokens, places[passed:last] - low, end_of_text, dtype)
 
 
 @dataclass(frozen=True)
