@@ -63,12 +63,7 @@ USUAL = Names()
 
 def read_messages(text: str) -> list[Message]:
     """The messages of a conversation, which is JSON. RefusedError where they are not a list of objects, or there is none."""
-    try:
-        messages = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RefusedError(f"its messages are not JSON ({error})") from error
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise RefusedError("its messages are not a list of objects")
+    messages = _objects(text, "messages", "unencodable")
     if not messages:
         raise RefusedError("it has no messages", "no_messages")
     return messages
@@ -76,15 +71,17 @@ def read_messages(text: str) -> list[Message]:
 
 def read_tools(text: str) -> list[Message] | None:
     """The tools of a conversation, which are JSON or nothing. RefusedError where they are not a list of objects."""
-    if not text:
-        return None
+    return _objects(text, "tools", "bad_tools") if text and text.strip() != "null" else None
+
+
+def _objects(text: str, what: str, reason: str) -> list[Message]:
     try:
-        tools = json.loads(text)
+        found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RefusedError(f"its tools are not JSON ({error})", "bad_tools") from error
-    if tools is not None and (not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools)):
-        raise RefusedError("its tools are not a list of objects", "bad_tools")
-    return tools
+        raise RefusedError(f"its {what} are not JSON ({error})", reason) from error
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise RefusedError(f"its {what} are not a list of objects", reason)
+    return found
 
 
 def lost_message(messages: Sequence[Message], rendered: str, specials: Sequence[str] = ()) -> int | None:

@@ -50,10 +50,6 @@ class Reading(NamedTuple):
     spans: list[IntPair]
     has_repeats: bool
 
-    def end_of(self, message: int) -> int | None:
-        """The end of the last part of a message."""
-        return max((part.stop for part in self.parts if part.message == message), default=None)
-
 
 class Turns:
     """The finder of what counts. *counted*: the parts that count; None: all do. ``by_prefixes``: conversations of which each
@@ -253,7 +249,8 @@ class _Conversation:
         if isinstance(found, RefusedError):
             self.refusal = found
             return None
-        at = found.end_of(near) if near >= 0 else 0
+        ends = (part.stop for part in found.parts if part.message == near)
+        at = max(ends, default=None) if near >= 0 else 0
         if at is None:
             self.refusal = RefusedError(NOT_FOUND.format(count - 1))
         return None if at is None else found.text[at:]

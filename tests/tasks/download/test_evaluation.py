@@ -138,14 +138,14 @@ def test_remote_sets_are_read_as_sources_are(tmp_path, served, stand_in_hub):
     assert len({json.dumps(pinned(tmp_path, one)) for one in sets}) == 1
 
 
-REFUSED: list[tuple[list[str], dict[str, Any], str]] = [
-    (QUESTIONS, {"text_column": "question"}, "evaluation set 'x': x.jsonl has no column 'question'; it has 'id', 'text'"),
-    (["too short"], {}, "none of its 1 questions has 8 words. Set min_words of the step decontaminate to fewer"),
-    ([], {}, "evaluation set 'x': "),
-]
-
-
-@pytest.mark.parametrize(("questions", "settings", "message"), REFUSED)
+@pytest.mark.parametrize(
+    ("questions", "settings", "message"),
+    [
+        (QUESTIONS, {"text_column": "question"}, "evaluation set 'x': x.jsonl has no column 'question'; it has 'id', 'text'"),
+        (["too short"], {}, "none of its 1 questions has 8 words. Set min_words of the step decontaminate to fewer"),
+        ([], {}, "evaluation set 'x': "),
+    ],
+)
 def test_a_set_without_what_is_looked_for_is_refused(tmp_path, questions, settings, message):
     with refusal(message):
         pinned(tmp_path, {"path": str(put(tmp_path / "x.jsonl", questions)), **settings})

@@ -260,13 +260,7 @@ def test_a_first_build_is_told_before_its_text_is_here(tmp_path, caplog):
 
 def test_an_engine_that_was_tried_is_tried_on_the_samples_alone(caplog):
     made, compared = [], []
-    tokenizer = load("bytes")
-
-    def make_fast() -> Encode:
-        made.append(1)
-        return lambda texts: compared.append(len(texts)) or tokenizer.reference(texts)  # type: ignore[func-returns-value]
-
-    own = dataclasses.replace(tokenizer, digest="1" * 64, make_fast=make_fast)
+    own = counting(made, lambda texts: compared.append(len(texts)) or load("bytes").reference(texts))
     try_fast_engine(own, "auto", processors=1)
     assert may_use_fast_engine(own, "auto", ["a", "b"])
     assert (len(made), compared[1:], caplog.records) == (1, [2], [])
@@ -305,13 +299,13 @@ def test_the_fast_engine_is_used_where_it_agrees_and_nobody_forbids_it(caplog):
     assert caplog.records == []
 
 
-def counting(made: list[int]) -> Tokenizer:
-    """A tokenizer that notes the thread of every fast engine that it makes."""
+def counting(made: list[int], encode: Encode | None = None) -> Tokenizer:
+    """A tokenizer that notes the thread of every fast engine that it makes, which encodes as the reference, if not otherwise."""
     tokenizer = load("bytes")
 
     def make_fast() -> Encode:
         made.append(threading.get_ident())
-        return tokenizer.reference
+        return encode or tokenizer.reference
 
     return dataclasses.replace(tokenizer, name="counting", digest=f"counting {id(made)}", make_fast=make_fast)
 
@@ -331,17 +325,8 @@ def test_a_thread_keeps_its_engine(monkeypatch):
 
 def test_an_engine_that_forgets_begins_anew():
     """But not under the hands of a thread that tokenizes."""
-    made, tokenizer, text = [], load("bytes"), large_string_array("text")
-
-    def and_forget(texts: pa.LargeStringArray) -> Tokens:
-        engine.forget()
-        return tokenizer.reference(texts)
-
-    def make_fast() -> Encode:
-        made.append(1)
-        return and_forget
-
-    engine = Engine(dataclasses.replace(tokenizer, digest="forgets", make_fast=make_fast), fast=True)
+    made, text = [], large_string_array("text")
+    engine = Engine(counting(made, lambda texts: engine.forget() or load("bytes").reference(texts)), fast=True)
     engine(text)
     engine(text)
     assert len(made) == 1
@@ -407,18 +392,12 @@ def test_what_makes_the_fast_engine_fail_is_left_to_the_reference():
     """And the instance that failed is not used again."""
     made = []
 
-    def make_fast() -> Encode:
-        made.append(True)
+    def encode(texts: pa.LargeStringArray) -> Tokens:
+        if "bad" in texts.to_pylist():
+            raise Panic("poisoned")
+        return load("bytes").reference(texts)
 
-        def encode(texts: pa.LargeStringArray) -> Tokens:
-            if "bad" in texts.to_pylist():
-                raise Panic("poisoned")
-            return tokenizer.reference(texts)
-
-        return encode
-
-    tokenizer = load("bytes")
-    engine = Engine(dataclasses.replace(tokenizer, digest="panics", make_fast=make_fast), fast=True)
+    engine = Engine(counting(made, encode), fast=True)
     texts = large_string_array("a", "bad", "b")
     with refusal("Panic: poisoned", UnencodableError):
         engine(texts)

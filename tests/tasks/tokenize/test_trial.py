@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import subprocess
 import sys
 import threading
@@ -24,7 +23,7 @@ from tasks.tokenize.tokenizers import load_tokenizer
 from tasks.tokenize.trial import is_from_a_file, try_out
 from tests.examples import first_fast
 from tests.refusal import refusal
-from tests.tasks.tokenize.test_tokenizers import load
+from tests.tasks.tokenize.test_tokenizers import Panic, load, write_ranks
 
 
 @pytest.fixture
@@ -151,9 +150,7 @@ def test_memory_of_the_trial_is_limited(tmp_path):
 
 
 def ranks(directory: Path) -> str:
-    path = directory / "a.tiktoken"
-    path.write_bytes(b"".join(b"%s %d\n" % (base64.b64encode(bytes([value])), value) for value in range(256)))
-    return str(path)
+    return str(write_ranks(directory / "a.tiktoken", {bytes([value]): value for value in range(256)}))
 
 
 @pytest.mark.usefixtures("_in_a_process_of_its_own")
@@ -173,9 +170,6 @@ def test_a_pattern_that_panics_or_does_not_end_is_refused(tmp_path, pattern, wor
 
 def test_a_pattern_that_panics_is_an_error_for_readers_too(tmp_path, monkeypatch):
     import tiktoken
-
-    class Panic(BaseException):
-        pass
 
     def panic(*arguments: Any, **settings: Any) -> None:
         raise Panic("out of luck")

@@ -172,7 +172,7 @@ HARMONY = (
     "{{ '<|return|>' if loop.last and m.role == 'assistant' and not add_generation_prompt else '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"
 )
-TURNS: list[tuple[str, Messages, list[str]]] = [
+TURNS = [
     (PHI3, [{"role": "assistant", "content": "4"}], ["4<|end|>"]),
     (PHI3, [{"role": "assistant", "content": "4 "}, {"role": "user", "content": "so"}], ["4 <|end|>"]),
     (QWEN3, [{"role": "assistant", "content": "4"}], ["4<|im_end|>"]),
