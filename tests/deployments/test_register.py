@@ -138,7 +138,7 @@ def test_no_result_of_a_flow_has_a_field_named_keys(name):
 
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)
-def test_every_field_of_a_run_form_has_help(name):
+def test_every_field_of_a_run_form_has_help_and_there_are_no_others(name):
     """In words, without marks of reStructuredText, which the form would show as they are."""
     schema = schema_of(name)
     fields = dict(properties(schema))
@@ -148,11 +148,14 @@ def test_every_field_of_a_run_form_has_help(name):
         *(kind["description"] for kind in schema["definitions"].values()),
     ]
     assert [text for text in shown if "``" in text] == []
+    faults = jsonschema.Draft202012Validator(schema).iter_errors({"grace": 1})
+    assert ["'grace' was unexpected" in fault.message for fault in faults if fault.validator == "additionalProperties"] == [True]
 
 
 def test_the_form_of_a_build_shows_choices_defaults_and_bounds():
     schema = schema_of("build")
     fields = dict(properties(schema))
+    assert {"megatron", "modalities", "nanogpt", "mds"} <= set(dict(properties(schema_of("export")))["format"]["enum"])
 
     assert schema["required"] == ["config"]
     config = schema["definitions"]["BuildConfig"]
@@ -185,11 +188,6 @@ def test_the_form_of_a_build_shows_choices_defaults_and_bounds():
     # Not the names of classes, which one of the two UIs would show.
     titles = [fields[f"BuildConfig.{name}"]["title"] for name in ("tokenizer", "documents", "groups")]
     assert titles == ["Tokenizer", "Documents", "Groups"]
-
-
-def test_the_form_of_an_export_lists_the_formats():
-    formats = dict(properties(schema_of("export")))["format"]["enum"]
-    assert {"megatron", "modalities", "nanogpt", "mds"} <= set(formats)
 
 
 @pytest.mark.parametrize("path", DATASETS, ids=[path.stem for path in DATASETS])
@@ -399,12 +397,6 @@ def test_what_is_paused_and_a_name_that_two_datasets_share_is_told():
     (paused,) = schedules_of([NIGHTLY], [there(AT_THREE, slug=f"{SLUG}-0", active=False)])
     assert list(remarks(before, before.parameters, [paused])) == ["paused"]
     assert list(remarks(before.model_copy(update={"paused": True}), before.parameters, [])) == ["paused"]
-
-
-@pytest.mark.parametrize("name", DEPLOYMENTS)
-def test_a_parameter_that_the_flow_does_not_have_is_no_parameter(name):
-    faults = jsonschema.Draft202012Validator(schema_of(name)).iter_errors({"grace": 1})
-    assert ["'grace' was unexpected" in fault.message for fault in faults if fault.validator == "additionalProperties"] == [True]
 
 
 @pytest.mark.parametrize(

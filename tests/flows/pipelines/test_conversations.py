@@ -204,16 +204,18 @@ def test_tools_that_are_none_make_a_bad_document(build, row, reason, told):
 def test_tools_counts_and_other_names_are_part_of_keys_where_they_are_set():
     """Keys of everything else are what they were."""
     usual = {"template": "x", "tokens": {}, "roles": ["assistant"], "day": None, "edition": 2}
-    more = Chat(template="x", tools=True, count=("content",)).model_dump(mode="json")
-    assert more == {**usual, "tools": True, "count": ["content"]}
+    for given, more in (
+        ({}, {}),
+        ({"tools": True, "count": ("content",)}, {"tools": True, "count": ["content"]}),
+        ({"messages": MessageNames(role="from")}, {"messages": {"role": "from", "content": "content", "roles": {}}}),
+    ):
+        chat = Chat(template="x", **given)
+        assert chat.model_dump(mode="json") == {**usual, **more}
+        assert Chat.model_validate_json(chat.model_dump_json()) == chat
     plain = Source(path="in", messages_column="m")
     assert plain.model_dump(exclude_none=True).keys().isdisjoint({"tools_column", "count"})
     with_tools = Source(path="in", messages_column="m", tools_column="t", count=("content",))
     assert with_tools.reading() == (*plain.reading(), {"tools": "t"})
-    assert Chat(template="x").model_dump(mode="json") == usual
-    named = Chat(template="x", messages=MessageNames(role="from")).model_dump(mode="json")
-    assert named == {**usual, "messages": {"role": "from", "content": "content", "roles": {}}}
-    assert Chat.model_validate_json(Chat(template="x").model_dump_json()) == Chat(template="x")
     assert plain.reading() == Source(path="in", messages_column="m", messages={"role": "r"}).reading()
 
 

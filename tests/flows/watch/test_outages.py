@@ -5,15 +5,15 @@ from __future__ import annotations
 import http.server
 import io
 import logging
-import threading
 import time
+from contextlib import AbstractContextManager
 
 import pytest
 
 import flows.watch.outages
 from flows.watch.failures import InOneLine, report_in_one_line
 from flows.watch.outages import TOLD_ELSEWHERE, Outages, gone
-from tests.processes import free_port, until
+from tests.processes import free_port, serving, until
 
 
 class Healthy(http.server.BaseHTTPRequestHandler):
@@ -25,15 +25,8 @@ class Healthy(http.server.BaseHTTPRequestHandler):
         """Nobody reads it."""
 
 
-def server_at(port: int) -> http.server.ThreadingHTTPServer:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Healthy)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server
-
-
-def end(server: http.server.ThreadingHTTPServer) -> None:
-    server.shutdown()
-    server.server_close()
+def answering(port: int) -> AbstractContextManager[str]:
+    return serving(http.server.ThreadingHTTPServer(("127.0.0.1", port), Healthy))
 
 
 @pytest.fixture(autouse=True)
@@ -66,18 +59,16 @@ KEPT = ("prefect.flow_runs", "prefect.task_runs", "flows.build", "tasks.download
 def test_an_outage_is_told_once_when_it_begins_and_once_when_it_ends(caplog):
     port = free_port()
     watch = Outages(f"http://127.0.0.1:{port}/api")
-    server = server_at(port)
     with caplog.at_level(logging.WARNING, "flows.watch.outages"):
-        assert all(watch.filter(record(name)) for name in FLOOD)  # it answers: they warn of something else
-        assert caplog.messages == []
-        end(server)
+        with answering(port):
+            assert all(watch.filter(record(name)) for name in FLOOD)  # it answers: they warn of something else
+            assert caplog.messages == []
         assert not any(watch.filter(record(name)) for name in FLOOD * 3)
         assert all(watch.filter(record(name)) for name in KEPT)
         assert watch.filter(record("prefect.events.clients", logging.INFO))
-        server = server_at(port)
-        until(lambda: not watch.is_on(), "the end of the outage", 60)
-        assert watch.filter(record("prefect.events.clients"))
-        end(server)
+        with answering(port):
+            until(lambda: not watch.is_on(), "the end of the outage", 60)
+            assert watch.filter(record("prefect.events.clients"))
     first, second = caplog.messages
     assert first.startswith(f"The Prefect server at http://127.0.0.1:{port}/api does not answer (")
     assert second.startswith(f"The Prefect server at http://127.0.0.1:{port}/api answers again, after 0:0")
@@ -115,12 +106,10 @@ def test_services_that_failed_in_an_outage_say_so_in_vain_however_late(monkeypat
 
 def test_only_silence_is_an_outage():
     """A server that refuses is there; of an address that is none nothing can be told."""
-    port = free_port()
-    server = server_at(port)
-    assert gone(f"http://127.0.0.1:{port}/api/") is None
-    assert gone(f"http://127.0.0.1:{port}/elsewhere") is None
-    end(server)
-    assert "refused" in str(gone(f"http://127.0.0.1:{port}/api"))
+    with answering(0) as url:
+        assert gone(f"{url}/api/") is None
+        assert gone(f"{url}/elsewhere") is None
+    assert "refused" in str(gone(f"{url}/api"))
     assert gone("nowhere") is None
 
 

@@ -6,6 +6,8 @@ import io
 import logging
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -23,20 +25,32 @@ def _server_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flows.watch.terminal, "is_gone", lambda: False)
 
 
-@pytest.mark.parametrize("columns", range(20, 200, 7))
-def test_it_is_one_line_at_any_width(columns, monkeypatch):
-    """There is room for what the terminal writes behind it when somebody presses Ctrl-C."""
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """The line on a console that is so wide."""
     from rich.console import Console
 
     monkeypatch.setattr(meter, "read", lambda: MIDWAY)
-    out = io.StringIO()
-    Console(file=out, width=columns, force_terminal=True, color_system="standard").print(_ProgressLine("a-dataset"), end="")
-    assert "\n" not in out.getvalue()
-    plain = io.StringIO()
-    Console(file=plain, width=columns).print(_ProgressLine("a-dataset"), end="")
-    assert len(plain.getvalue()) + len("^C") <= columns
-    assert plain.getvalue().startswith("a-dataset"[: columns - 2])
-    assert ("0:30 left" in plain.getvalue()) == (columns > 38)
+
+    def line(columns: int, **settings: Any) -> str:
+        out = io.StringIO()
+        Console(file=out, width=columns, **settings).print(_ProgressLine("a-dataset"), end="")
+        return out.getvalue()
+
+    return line
+
+
+COLORED: dict[str, Any] = {"force_terminal": True, "color_system": "standard"}
+
+
+@pytest.mark.parametrize("columns", range(20, 200, 7))
+def test_it_is_one_line_at_any_width(columns, shown):
+    """There is room for what the terminal writes behind it when somebody presses Ctrl-C."""
+    assert "\n" not in shown(columns, **COLORED)
+    plain = shown(columns)
+    assert len(plain) + len("^C") <= columns
+    assert plain.startswith("a-dataset"[: columns - 2])
+    assert ("0:30 left" in plain) == (columns > 38)
 
 
 def test_counts_give_way_to_the_bar_the_documents_first():
@@ -62,15 +76,9 @@ def test_the_line_says_what_it_waits_for(monkeypatch):
     assert "the Prefect server is away" in [text for _, text in fitting(MIDWAY, "web", 80)]
 
 
-def test_colours_are_those_of_a_terminal(monkeypatch):
-    from rich.console import Console
-
-    monkeypatch.setattr(meter, "read", lambda: MIDWAY)
-    colored, plain = io.StringIO(), io.StringIO()
-    Console(file=colored, width=120, force_terminal=True, color_system="standard").print(_ProgressLine("web"))
-    Console(file=plain, width=120).print(_ProgressLine("web"))
-    assert colored.getvalue().count("\x1b[") >= 2 * len(STYLES)
-    assert "\x1b" not in plain.getvalue()
+def test_colours_are_those_of_a_terminal(shown):
+    assert shown(120, **COLORED).count("\x1b[") >= 2 * len(STYLES)
+    assert "\x1b" not in shown(120)
 
 
 def test_a_name_cannot_move_the_terminal():
