@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import takewhile
+from os.path import commonprefix
 from typing import Any, NamedTuple
 
-from tasks.tokenize.rendering.counted import CALLS, CONTENT, MessagePart, divide, with_marks
+from tasks.tokenize.rendering.counted import BEGIN_OF_THOUGHT, CALLS, CONTENT, MessagePart, divide, with_marks
 from tasks.tokenize.rendering.messages import END_OF_THOUGHT, Message, RefusedError, names_of_calls
 from tasks.tokenize.rendering.request import IntPair
 from tasks.tokenize.rendering.templates import Template
@@ -27,7 +27,8 @@ MARKS = re.compile(f"[{OPEN}{CLOSE}](?:([{chr(FIRST)}-{chr(FIRST + MOST)}])|([{c
 ASSISTANT = ("assistant",)
 LONGEST, MOST_KNOWN = 1000, 4096
 """Texts between messages that are remembered: their characters, and their number."""
-EMPTY_THOUGHT = re.compile(r"\s*(?:<(\w+)>\s*</\1>|\[(\w+)\]\s*\[/\2\])[\r\n]*")
+EMPTY_THOUGHT = re.compile(r"\s*(?:<(\w+)>\s*</\1>|\[(\w+)\]\s*\[/\2\]|(?:(?<=<think>)|(?<=<think>\n))\s*</think>)[\r\n]*")
+"""A thought without text, of which the prompt may have the begin."""
 NOT_DIVIDED = (
     "the chat template looks into its messages: which of its text is content, calls and thought is not known. Leave source.count "
     "out, so that all of it counts"
@@ -128,7 +129,7 @@ class Turns:
             shared = len(gap) if tail is None or tail.startswith(gap) else self._shared(gap, tail)
             return shared if gap[:shared].strip() else len(gap)
         found = 0
-        for prompt in (True, False) if asks else (False,):
+        for prompt in (True, False) if asks and count else (asks,):
             tail = of.tail(count, near, prompt)
             if tail is not None and gap.startswith(tail):
                 return max(found, len(tail))
@@ -140,12 +141,20 @@ class Turns:
             raise RefusedError(NOT_FOUND.format(count - 1))
         if ends and not gap[:found].strip() and (end := self._special.match(gap, len(gap) - len(gap.lstrip()))):
             return end.end()  # another one ends the last message
-        return found
+        return self._asked(of, gap) if asks and not found else found
+
+    def _asked(self, of: _Conversation, gap: str) -> int:
+        """Characters of a *gap* up to the end of the prompt that asks for a message after the last one; 0 if it is not there. For
+        messages before which a conversation cannot end, such as the first one.
+        """
+        plain, asked = (of.tail(len(of.messages), max(of.ends, default=-1), prompt) or "" for prompt in (False, True))
+        # Earlier answers may have no thought.
+        prompt = asked[len(commonprefix([plain, asked])) :].partition(BEGIN_OF_THOUGHT)[0]  # noqa: RUF071  of texts
+        return gap.index(prompt) + len(prompt) if prompt in gap else 0
 
     def _shared(self, gap: str, tail: str) -> int:
         """The characters that two texts begin with, up to the last special token or space."""
-        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(gap, tail, strict=False)))
-        return max((one.end() for one in self._borders.finditer(gap, 0, same)), default=0)
+        return max((one.end() for one in self._borders.finditer(commonprefix([gap, tail]))), default=0)  # noqa: RUF071  the same
 
     def _trimmed(self, text: str, start: int, stop: int) -> int:
         """The end of a turn without the space after its last special token."""

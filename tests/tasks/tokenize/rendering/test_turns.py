@@ -172,6 +172,8 @@ HARMONY = (
     "{{ '<|return|>' if loop.last and m.role == 'assistant' and not add_generation_prompt else '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"
 )
+OPENED = QWEN3.replace("assistant\n' }}{%- endif", "assistant\n<think>\n' }}{%- endif")
+ALONE = "{% if messages %}You are kind.{% else %}{{ raise_exception('asks nothing') }}{% endif %}" + OPENED
 TURNS = [
     (PHI3, [{"role": "assistant", "content": "4"}], ["4<|end|>"]),
     (PHI3, [{"role": "assistant", "content": "4 "}, {"role": "user", "content": "so"}], ["4 <|end|>"]),
@@ -180,6 +182,8 @@ TURNS = [
      [" 4<|im_end|>", "5<|im_end|>"]),
     (QWEN3, [{"role": "assistant", "content": "4", "reasoning_content": "hm"}], ["<think>\nhm\n</think>\n\n4<|im_end|>"]),
     (QWEN3, [{"role": "assistant", "content": "<b></b>"}, {"role": "user", "content": "so"}], ["<b></b><|im_end|>"]),
+    (OPENED, [{"role": "assistant", "content": "4"}], ["4<|im_end|>"]),
+    (ALONE, [{"role": "assistant", "content": "4"}, {"role": "user", "content": "so"}], ["4<|im_end|>"]),
     (HARMONY, [{"role": "assistant", "content": "4"}, {"role": "user", "content": "so"}, {"role": "assistant", "content": ""}],
      ["<|message|>4<|end|>", "<|message|><|return|>"]),
 ]  # fmt: skip
@@ -201,7 +205,8 @@ def test_what_counts_if_a_template_writes_the_last_answer_otherwise(template, me
         "<|message|>",
     )
     of = Renderer(Settings(template, {"eos_token": "<|endoftext|>"}, specials=specials, counted=count))
-    rendered = of(json.dumps([{"role": "user", "content": "2+2"}, *messages]).encode())
+    asked = [] if template is ALONE else [{"role": "user", "content": "2+2"}]
+    rendered = of(json.dumps([*asked, *messages]).encode())
     # Places are in bytes of text in which a special token has two.
     wide = b"".join(bytes([128 + part] * 2) if isinstance(part, int) else part for part in rendered.parts)
     spans = [wide[start:stop] for start, stop in zip(rendered.spans[::2], rendered.spans[1::2], strict=True)]
