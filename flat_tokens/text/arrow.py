@@ -11,7 +11,7 @@ from typing import Any
 
 from flat_tokens.extras import pa
 from flat_tokens.stores.reading import library_path
-from flat_tokens.text.paths import column_at, fields_of, steps_of
+from flat_tokens.text.paths import column_at, fields_of, steps_of, with_paths
 from flat_tokens.text.rows import (
     Outline,
     Range,
@@ -173,7 +173,7 @@ def to_read(file: TextFile, part: Range) -> Iterator[Span]:
 
 def columns(file: TextFile) -> list[str]:
     source, opened = _source(file)
-    names: list[str] = opened(source).schema.names
+    names: list[str] = with_paths(opened(source).schema, file.columns).names
     return names
 
 

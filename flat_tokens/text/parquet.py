@@ -13,6 +13,7 @@ from flat_tokens.extras import pa
 from flat_tokens.pages import Page, batch_lengths, common_lengths, first_page, open_in_pieces, pages_of, sound_metadata
 from flat_tokens.stores.reading import library_path
 from flat_tokens.text import limits
+from flat_tokens.text.paths import with_paths
 from flat_tokens.text.rows import (
     Outline,
     Range,
@@ -245,7 +246,7 @@ def holding(file: TextFile, rows: Sequence[int]) -> Iterator[tuple[Range, int]]:
 
 def columns(file: TextFile) -> list[str]:
     with _opened(file) as parquet:
-        return list(parquet.schema_arrow.names)
+        return list(with_paths(parquet.schema_arrow, file.columns).names)
 
 
 PARQUET = SourceFormat(

@@ -45,7 +45,10 @@ def version_of_table(source: Source, what: str) -> TableVersion:
         for path, since, partition in zip(added["path"].to_pylist(), times, partitions, strict=True):
             if not is_below(path := unquote(path)):
                 raise TableError(f"{what} has files of another table, such as {path}, as clones have. Copy them into one.")
-            given = {name: None if value in (None, "") else str(value) for name, value in partition.items()}
+            given = {
+                name: None if value in (None, "") else str(value).lower() if isinstance(value, bool) else str(value)
+                for name, value in partition.items()
+            }
             rows = hashlib.sha256(deleted[path].tobytes()).hexdigest() if path in deleted else ""
             files.append(DataFile(f"{place}/{path}", since, given, digest_of(names, rows) if names or rows else ""))
         return TableVersion(str(table.version()), place, place, pa.schema(table.schema().to_arrow()), files)

@@ -133,7 +133,7 @@ def _snapshot(table: Any, version: str | int | None, what: str) -> Any:
     if name == "latest":
         found = table.current_snapshot()
     else:
-        found = table.snapshot_by_id(int(name)) if name.isdecimal() else table.snapshot_by_name(name)
+        found = table.snapshot_by_name(name) or (table.snapshot_by_id(int(name)) if name.isdecimal() else None)
     if found is None:
         there = [one.snapshot_id for one in table.snapshots()[-5:]]
         raise TableError(

@@ -102,14 +102,14 @@ def served(catalog: Any) -> Iterator[str]:
 
 
 def test_a_rest_catalog_names_tables(tmp_path, catalog):
-    """Its snapshots, branches and tags; a table that it does not have is an error that names both."""
+    """Its snapshots, tags, and branches, also one called as a number; a table that it lacks is an error that names both."""
     table = catalog.create_table("texts.web", rows(0, 1).schema)
     table.append(rows(0, 5))
     first = table.current_snapshot().snapshot_id
-    table.manage_snapshots().create_branch(first, "audit").create_tag(first, "of today").commit()
+    table.manage_snapshots().create_branch(first, "20260731").create_tag(first, "of today").commit()
     catalog.load_table("texts.web").append(rows(5, 7))
     with served(catalog) as url:
-        for version, count in (("latest", 7), ("main", 7), ("audit", 5), ("of today", 5), (first, 5)):
+        for version, count in (("latest", 7), ("main", 7), ("20260731", 5), ("of today", 5), (first, 5)):
             options = settings(tmp_path, "texts.web", str(version), catalog=url, version=version)
             assert len(documents(build_here(options).path)) == count
         with refusal(rf"Iceberg table texts.none of catalog {url} cannot be read: NoSuchTable.*texts.none"):
@@ -270,12 +270,13 @@ def test_columns_of_a_delta_table_that_have_other_names_in_its_files(tmp_path, m
 
 
 def test_a_column_that_older_files_lack_is_null_there(tmp_path):
+    """Truths by which a table is partitioned are texts as its directories have them."""
     place = str(tmp_path / "tab")
-    append_delta(place, 0, 2)
-    more = rows(2, 3).append_column("score", pa.array([0.5]))
+    deltalake.write_deltalake(place, rows(0, 2).append_column("good", pa.array([True, None])), partition_by=["good"])
+    more = rows(2, 3).append_column("good", pa.array([False])).append_column("doc", pa.array([{"score": 0.5}]))
     deltalake.write_deltalake(place, more, mode="append", schema_mode="merge")
-    built = build_here(settings(tmp_path, place, keep_columns=["score", "n"]))
-    assert [row[1:] for row in documents(built.path)] == [(None, 0), (None, 1), (0.5, 2)]
+    built = build_here(settings(tmp_path, place, keep_columns=["doc.score", "n", "good"]))
+    assert [row[1:] for row in documents(built.path)] == [(None, 0, "true"), (None, 1, None), (0.5, 2, "false")]
 
 
 def with_deletes(catalog: Any, content: str, columns: dict[str, tuple[int, list[Any]]], tmp_path: Path) -> Any:
