@@ -208,22 +208,24 @@ def members(files: Files, ending: str, has_format: Callable[[Store, str], object
 VALIDATION_WORDS = {"validation", "valid", "val", "test", "dev", "eval", "holdout"}
 
 
+def _words_for_validation(key: str) -> set[str]:
+    return VALIDATION_WORDS.intersection(re.split(r"[^a-z]+", key.lower()))
+
+
 def split_of(key: str, has_test: bool = False) -> SplitName:
     """The split of a file, from the words in its path: ``fineweb_val_000000.npy`` is validation. *has_test*: ``test`` is a split
     of its own; else it is a word for validation.
     """
-    words = set(re.split(r"[^a-z]+", key.lower()))
-    if has_test and TEST in words:
-        return TEST
-    return "validation" if VALIDATION_WORDS & words else "train"
+    words = _words_for_validation(key)
+    return TEST if has_test and TEST in words else "validation" if words else "train"
 
 
 def has_test(files: Files) -> bool:
-    """Whether the files are of an export that has ``test`` as a split of its own."""
+    """Whether ``test`` is a split of its own: of an export that says so, or next to files with another word for validation."""
     try:
         return TEST in read_json(files.store, EXPORT_RECORD).get("splits", ())
     except (*NO_OBJECT, ValueError, TypeError):
-        return False
+        return any(TEST not in words for words in map(_words_for_validation, files.keys) if words)
 
 
 INDEX = "index.json"

@@ -109,11 +109,11 @@ def test_what_datasets_saved_is_read(tmp_path, dtype):
         return datasets.Dataset.from_dict({"input_ids": sequences, "attention_mask": [[1] * len(s) for s in sequences]}, features)
 
     train = [[1, 2], [], [3, 4, 5], [6] * 9] * 10
-    saved = datasets.DatasetDict(train=rows(train), test=rows([[65535]]))
-    saved.save_to_disk(str(tmp_path / "saved"), num_shards={"train": 3, "test": 1})
+    saved = datasets.DatasetDict(train=rows(train), test=rows([[65535]]), dev=rows([[7]]))
+    saved.save_to_disk(str(tmp_path / "saved"), num_shards={"train": 3, "test": 1, "dev": 1})
     (tmp_path / "saved/train/cache-1234.arrow").write_bytes((tmp_path / "saved/test/data-00000-of-00001.arrow").read_bytes())
     assert ARROW.recognise(Files.at(tmp_path / "saved"))
-    assert read(tmp_path / "saved", Arrow()) == {"train": train, "validation": [[65535]]}
+    assert read(tmp_path / "saved", Arrow()) == {"train": train, "test": [[65535]], "validation": [[7]]}
     (tmp_path / "parquet").mkdir()
     saved["train"].to_parquet(str(tmp_path / "parquet/train.parquet"))
     assert read(tmp_path / "parquet", Parquet()) == {"train": train}
