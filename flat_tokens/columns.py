@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,6 +86,11 @@ def in_manifest(kind: str) -> str:
 def type_of(kind: str) -> pa.DataType:
     types = {"null": pa.null, "bool": pa.bool_, "int64": pa.int64, "uint64": pa.uint64, "float64": pa.float64}
     return types.get(in_manifest(kind), pa.large_string)()
+
+
+def in_json(value: Any) -> Any:
+    """A value of a column as JSON has it: numbers that are not finite are texts."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def kind_of(values: pa.Array) -> str:

@@ -6,7 +6,6 @@ Documents are counted once, however often they were seen; tokens as often as the
 
 from __future__ import annotations
 
-import math
 import posixpath
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ import numpy as np
 
 from flat_tokens.annotations import Bools, Int64s, JsonFacts, JsonObject
 from flat_tokens.arrays.opening import open_array
+from flat_tokens.columns import in_json
 from flat_tokens.forgotten import Forgotten, read_forgotten
 from flat_tokens.manifest import EVERY_SPLIT, MANIFEST, VERSIONS, dataset_of, manifest_digest, manifest_of, splits_at
 from flat_tokens.reader import open_root, open_split
@@ -362,10 +362,8 @@ def _by_value(split: _Split, amounts: Sequence[Amounts], name: str, is_asked: bo
 
 
 def _key(value: Any) -> Key:
-    """A value as JSON has it: numbers that are none are texts."""
-    if isinstance(value, float) and not math.isfinite(value):
-        value = str(value)
-    return isinstance(value, bool), value
+    """A value as JSON has it, and whether it is a truth value: True equals 1."""
+    return isinstance(value, bool), in_json(value)
 
 
 def _added(one: Sums, other: Sums) -> Sums:

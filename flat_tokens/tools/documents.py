@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flat_tokens.annotations import JsonObject
+from flat_tokens.columns import in_json
 from flat_tokens.extras import LazyModule, pa
 from flat_tokens.formats import FLAT_TOKENS
 from flat_tokens.reader import document_table
@@ -95,6 +96,7 @@ def table_of(path: str) -> DocumentTable:
 
 def _line(row: JsonObject, as_json: bool) -> str:
     if as_json:
+        row = {name: in_json(value) for name, value in row.items()}
         return json.dumps(row, ensure_ascii=False).translate(terminal.JSON_ESCAPES)
     return "\t".join("" if value is None else terminal.line(str(value)) for value in row.values())
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from flat_tokens.annotations import Int64s, JsonFacts, JsonObject, UInt32s
+from flat_tokens.columns import in_json
 from flat_tokens.forgotten import read_forgotten
 from flat_tokens.formats import Readable
 from flat_tokens.record.ledger import Ledger
@@ -218,7 +219,7 @@ def trace(
             text_from, text = "tokens", _text(vocabulary, ids)
         one = {"path": corpus.url, "split": split, "sequence": i, "token_count": len(ids)}
         one |= {"document": places[i].described(corpus.sources) if places else None, "found": found}
-        one |= {} if kept is None else {"columns": kept[k]}
+        one |= {} if kept is None else {"columns": {name: in_json(value) for name, value in kept[k].items()}}
         traced.append(one | {"text_from": text_from, "text": text, "ids": ids.tolist(), "notes": [why] if why else []})
     return traced
 

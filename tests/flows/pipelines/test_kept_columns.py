@@ -265,7 +265,9 @@ def test_dates_decimals_and_small_numbers(tmp_path):
 
 
 def test_inspect_and_trace_show_columns(tmp_path, tool):
+    """JSON has texts for numbers that are not finite."""
     rows = some_rows(6)
+    rows[0]["score"] = float("inf")
     source = write_rows(tmp_path / "in/x.jsonl", rows)
     build_here(settings(tmp_path / "out", source, keep=["score", "url"], validation_fraction=0))
     out = str(tmp_path / "out")
@@ -274,6 +276,8 @@ def test_inspect_and_trace_show_columns(tmp_path, tool):
     shown = tool.out("trace", out, "--sequence", "3")
     assert "column score  0.375" in shown
     assert "column url    https://example.org/3?é" in shown
+    rows[0]["score"] = "inf"
+    assert '"score": "inf"' in tool.out("documents", out, "--json")
     step = ["--step", "0", "--length", "100", "--batch-size", "1", "--order", "sequential"]
     (row,) = tool.json("trace", out, *step)["rows"]
     assert [part["columns"] for part in row["parts"]] == [
