@@ -7,7 +7,6 @@ Others, and those of a call that fails, go through ``ArraySpec.decode_block`` on
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,16 +14,13 @@ import numpy as np
 import zstandard
 
 from flat_tokens.annotations import AnyArray, Int64s
-from flat_tokens.arrays.codecs import BEGINS, EMPTY_FRAME, HEADER
+from flat_tokens.arrays.codecs import BEGINS, EMPTY_FRAME, HEADER, of_thread
 from flat_tokens.arrays.layouts import ArraySpec
 from flat_tokens.arrays.maps import share
 
 CHECKED_TOGETHER, DECODED_TOGETHER = 128, 16
 """Blocks whose frames are looked up together, and decoded by a call: 16 of 16 KiB stay in a processor's own cache."""
 CAN_DECODE_MANY = "multi_decompress_to_buffer" in zstandard.backend_features
-
-
-_threads = threading.local()
 
 
 def copy_parts(
@@ -102,11 +98,7 @@ def decode_frames(frames: list[memoryview], spec: ArraySpec) -> Any:
         return None
     size = (spec.block_length or spec.chunk_length) * spec.numpy_dtype.itemsize
     try:
-        decompressor = _threads.decompressor
-    except AttributeError:
-        decompressor = _threads.decompressor = zstandard.ZstdDecompressor()
-    try:
         sizes = np.full(len(frames), size, np.uint64)
-        return decompressor.multi_decompress_to_buffer(frames, decompressed_sizes=sizes, threads=1)
+        return of_thread.decompressor.multi_decompress_to_buffer(frames, decompressed_sizes=sizes, threads=1)
     except zstandard.ZstdError:
         return None  # one of them is damaged, which is an error when each is looked at, by its place

@@ -35,7 +35,15 @@ INT32, TWO_INT32 = struct.Struct("<i"), struct.Struct("<2i")
 EMPTY_FRAME = b"\x50\x2a\x4d\x18" + bytes(4)
 """A frame that zstd skips."""
 
-_threads = threading.local()
+
+class _OfThread(threading.local):
+    """A decompressor for each thread, made at its first use."""
+
+    def __init__(self) -> None:
+        self.decompressor: Any = zstandard.ZstdDecompressor()
+
+
+of_thread = _OfThread()
 
 
 def encode_frame(items: AnyArray, level: int) -> bytes:
@@ -106,11 +114,7 @@ def decode_frame(frame: memoryview, size: int) -> bytes:
             raise ValueError(f"it says {claimed}")
         if len(frame) == size + len(EMPTY_FRAME) and frame[size:] == EMPTY_FRAME:
             frame = frame[:size]
-        try:
-            decompressor = _threads.decompressor
-        except AttributeError:
-            decompressor = _threads.decompressor = zstandard.ZstdDecompressor()
-        return cast(bytes, decompressor.decompress(frame, allow_extra_data=False))
+        return cast(bytes, of_thread.decompressor.decompress(frame, allow_extra_data=False))
     except (zstandard.ZstdError, ValueError) as error:
         raise ValueError(f"does not decompress to {size} bytes ({error})") from error
 
