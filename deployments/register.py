@@ -133,8 +133,8 @@ def _with_plain_fields(schema: JsonObject) -> JsonObject:
 
 
 def _plain(field: JsonObject) -> JsonObject:
-    """A field that is left empty rather than switched to None; a size as people write it; and what a group of fields holds by
-    itself is reported by each of them.
+    """The schema of a field as a form shows it: an optional field is left empty instead of switched to None, and the default of
+    a size is text. The default of a group of fields is left out: each of its fields has one.
     """
     kinds = [kind for kind in field.get("anyOf", ()) if kind != {"type": "null"}]
     default = field.get("default")

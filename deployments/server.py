@@ -72,8 +72,9 @@ def listen(port: int) -> list[socket.socket]:
 
 
 def own_address_only(app: Any, port: int) -> Any:
-    """*app* for pages of its own: every request and websocket to another Host than loopback's names at *port* (a foreign name
-    may lead here), of another Origin than that Host, or for a frame, in which another page would hide ours, is refused.
+    """*app*, for its own pages alone. A request or websocket is refused if its Host is not a loopback name at *port* (a foreign
+    name may resolve to this machine), if its Origin is not that Host, or if it is for a frame, in which another page could hide
+    ours.
     """
     from starlette.responses import PlainTextResponse
     from starlette.websockets import WebSocketClose

@@ -42,7 +42,7 @@ class Supervised:
         self.process, self._since = self.begin(), time.monotonic()
 
     def end(self) -> str | None:
-        """How the process ended: a sentence without its subject. None while it runs."""
+        """How the process ended, as the end of a sentence. None while it runs."""
         status = self.process.poll()
         return None if status is None else how_it_ended(status)
 

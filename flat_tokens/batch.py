@@ -19,7 +19,7 @@ TokenArrays = Mapping[str, AnyArray]
 
 
 class TokenArray(NamedTuple):
-    """An array with an item a token: its type, and the item of all tokens where the array is not there."""
+    """An array with an item a token: its type, and the item of all tokens if the array is not there."""
 
     dtype: Literal["uint32", "uint8"]
     absent: int = 0

@@ -207,8 +207,8 @@ def check_published(
 
 
 def check_signed(root: Store, store: Store, public: Any, number: int | None = None) -> Iterator[str]:
-    """Faults of what a key says of a version: whoever has the private one did not make it, or did not let ``latest`` name it as
-    the move of that number; or a later move is known. *number*: the least that the pointer's may be.
+    """Faults of a version's signatures: the owner of the key did not make the version, or did not let ``latest`` name it as the
+    move of that number, or a later move is known. *number*: the pointer has this number or a higher one.
     """
     if not store.exists(MANIFEST):
         yield f"{store.url} has no {MANIFEST}, so that nothing signs it"

@@ -1,6 +1,6 @@
 """Kept columns: columns of the sources that a dataset has next to its tokens, in Parquet objects, in the documents' order.
 
-Their types are few: *kinds*. A kind is null where a column has nothing but nulls. Objects of older datasets may differ in the
+Their types are few: *kinds*. A kind is null if a column has nothing but nulls. Objects of older datasets may differ in the
 kinds of a column (null, int64, float64); the manifest says which one fits them all.
 """
 
@@ -100,7 +100,7 @@ def kind_of(values: pa.Array) -> str:
 
 
 def _not_in_float64(values: pa.Int64Array) -> int | None:
-    """The first of the integers that float64 does not have; None where it has them all."""
+    """The first of the integers that float64 does not have; None if it has them all."""
     data = values.buffers()[1]
     integers = np.frombuffer(data, np.int64)[values.offset : values.offset + len(values)] if data else np.empty(0, np.int64)
     found = np.abs(integers.astype(np.float64)) >= FLOAT64_HAS_ALL
@@ -120,7 +120,7 @@ def common(one: str, other: str) -> str | None:
 
 
 def as_kind(values: pa.Array, kind: str, name: str) -> pa.Array:
-    """Values as another kind. ValueError where it has no such value: float64 has not all integers above 2**53."""
+    """Values as another kind. ValueError if it has no such value: float64 has not all integers above 2**53."""
     if kind == "null" and values.null_count == len(values):
         return pa.nulls(len(values))
     if kind == "float64" and values.type == pa.int64():
@@ -147,7 +147,7 @@ def with_kinds(batch: pa.RecordBatch, kinds: Kinds) -> pa.RecordBatch:
 
 
 def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Batches with the same columns as one, each column of the kind that fits. ValueError where none does."""
+    """Concatenate batches with the same columns. Each column gets the common kind. ValueError if a column has none."""
     if len(batches) == 1:
         return batches[0]
     kinds = {name: kind_of(batches[0].column(name)) for name in batches[0].schema.names}
@@ -157,7 +157,7 @@ def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def merged(kinds: Kinds, others: Kinds) -> dict[str, str]:
-    """The kinds of the columns *kinds* that fit *others*, too. ValueError, naming the column, where none does."""
+    """The kinds of the columns *kinds* that fit *others*, too. ValueError, naming the column, if none does."""
     found: dict[str, str] = {}
     for name, kind in kinds.items():
         other = others.get(name, "null")
@@ -343,7 +343,7 @@ class Columns:
         return cls(store, kinds, (Part(key, 0, count),) if kinds and count else ())
 
     def take(self, numbers: Int64s, names: Sequence[str]) -> pa.RecordBatch:
-        """Columns *names* of documents *numbers*: int64[n], in any order. ValueError where an object is not what it should be."""
+        """Columns *names* of documents *numbers*: int64[n], in any order. ValueError if an object is not what it should be."""
         kinds = {name: self.kinds[name] for name in names}
         order = np.argsort(numbers, kind="stable")
         ascending = numbers[order]
@@ -390,7 +390,9 @@ class Columns:
 
     @contextlib.contextmanager
     def _opened(self, part: Part) -> Iterator[_OpenObject]:
-        """A part that has as many rows as documents. ValueError where it has not, or cannot be read in the block."""
+        """Open a part and check that it has a row for each document. ValueError if it has not, or if it cannot be read in the
+        block.
+        """
         path = self.store.path(part.key)
         try:
             stored = _Stored(self.store, part.key)
@@ -431,7 +433,7 @@ def columns_left_out(store: Store, manifest: JsonFacts, count: int) -> Columns:
 
 
 def columns_of(store: Store, manifest: JsonFacts, split: str) -> Columns:
-    """The columns that a dataset keeps of a split's documents; of none where its manifest names none."""
+    """The kept columns of a split's documents; without columns if the manifest names none."""
     kinds = manifest.get("columns") or {}
     if wrong := [name for name, kind in kinds.items() if kind not in KINDS]:
         raise ValueError(f"{store.url}: column {wrong[0]!r} is of a kind that is not known here: {kinds[wrong[0]]!r}")

@@ -1,10 +1,10 @@
-"""``forgotten/list.json`` of an output: digests of the keys of documents that nobody may find there any more, digests of their
-tokens, by which the same text under another key is found, and hashes of some of their tokens, by which it is checked that nothing
-is left. Neither a text nor a token of theirs is in it.
+"""``forgotten/list.json`` of an output: the documents that must not be found there any more. It has digests of their keys,
+digests of their tokens, which find the same text under another key, and hashes of some of their tokens, which show whether
+anything is left. It has neither their texts nor their tokens.
 
 A *window* is WINDOW tokens in order. Some windows of each forgotten document are hashed, at most WINDOWS of them at equal
-distances. So a run of its tokens has one of them: any run of 23 tokens of a document of up to 500; of a longer one, a run of
-a 64th of it. A window that another document has, too, says nothing, and is left out.
+distances. So every long run of its tokens has one of them: any run of 23 tokens if the document has up to 500, else any run of
+a 64th of it. A window that another document has, too, is left out: it shows nothing.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Forgotten:
 
     @classmethod
     def of(cls, record: JsonFacts) -> Self:
-        """The list in a record. ValueError where it has none."""
+        """The list in a record. ValueError if it has none."""
         try:
             digests, texts = (
                 np.frombuffer(base64.b64decode(of, validate=True), f"S{DIGEST_BYTES}")
@@ -80,7 +80,7 @@ class Forgotten:
         return self._texts.those(token_keys)
 
     def those_or_text(self, keys: UInt64s) -> Bools:
-        """Which of the documents are forgotten, where the *keys* of imported ones are of their tokens: bool[n]."""
+        """Which of the documents are forgotten: bool[n]. The *keys* of imported documents may be of their tokens."""
         return self.those(keys) | self.with_text(keys)
 
     @cached_property
@@ -101,7 +101,7 @@ class Forgotten:
         return replace(self, digests=digests, windows=np.union1d(self.windows, windows), texts=texts)
 
     def inheriting(self, other: Self) -> Self:
-        """The same list with all that another output has forgotten. ValueError where that list has another salt."""
+        """The same list with all that another output has forgotten. ValueError if that list has another salt."""
         if not len(other.digests):
             return self
         if self.salt != other.salt and len(self.digests):
@@ -142,7 +142,7 @@ def _among(values: AnyArray, known: AnyArray) -> Bools:
 
 
 def read_forgotten(root: Store) -> Forgotten:
-    """The documents that an output has forgotten; none where it has no list. ValueError, naming it, where it is damaged."""
+    """The documents that an output has forgotten; none if it has no list. ValueError, naming it, if it is damaged."""
     try:
         return Forgotten.of(read_json(root, LIST))
     except FileNotFoundError:
@@ -150,7 +150,7 @@ def read_forgotten(root: Store) -> Forgotten:
 
 
 def check_list(root: Store, known: JsonFacts | None, found: Forgotten) -> None:
-    """ValueError where the list that was *found* is neither the one that ``latest.json`` knew when it was moved, nor a later one.
+    """ValueError if the list that was *found* is neither the one that ``latest.json`` knew when it was moved, nor a later one.
     *known*: how many documents that has, and its digest.
     """
     if (
@@ -166,7 +166,7 @@ def check_list(root: Store, known: JsonFacts | None, found: Forgotten) -> None:
 
 
 def check_certificates(root: Store, found: Forgotten) -> None:
-    """ValueError where the list that was *found* is not that of the last certificate, and no forgetting is under way."""
+    """ValueError if the list that was *found* is not that of the last certificate, and no forgetting is under way."""
     names = list[str]()
     with contextlib.suppress(FileNotFoundError):
         names = sorted(name for name, _ in (root / DIRECTORY).listing() if name.endswith(".json") and name != "list.json")

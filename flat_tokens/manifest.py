@@ -138,7 +138,7 @@ def dataset_of(split: Store) -> Store:
 
 
 def manifest_of(store: Store) -> JsonObject:
-    """The manifest at *store*, empty if another writer wrote none. Where a key is set, ValueError if there is none."""
+    """The manifest at *store*, empty if another writer wrote none. If a key is set, ValueError if there is none."""
     if store.exists(MANIFEST):
         return read_manifest(store)
     if signing.keys():
@@ -245,7 +245,7 @@ CLOCKS = timedelta(days=1)
 
 
 def implausible(value: JsonObject) -> str | None:
-    """A sentence on a pointer that no build or rollback writes. None for one that may be theirs."""
+    """The fault of a pointer that no build or rollback can have written, as a sentence; None if one of them can."""
     if unknown := sorted(value.keys() - POINTER_NAMES):
         return f"has {reprlib.repr(unknown[0])}, which no pointer has"
     former, withdrawn = (value.get(name, []) for name in ("former", "withdrawn"))
@@ -295,7 +295,7 @@ def digest_below(dataset: Store, prefix: str) -> str | None:
 
 
 def check_name(version: object, where: str = "") -> str:
-    """A version's name. ValueError where it can be none: a path would lead out of the output."""
+    """A version's name. ValueError if it can be none: a path would lead out of the output."""
     if not isinstance(version, str) or {"/", "\0"} & set(version) or version in ("", ".", ".."):
         raise ValueError(f"{where}{reprlib.repr(version)} is not the name of a version")
     return version

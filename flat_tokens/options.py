@@ -70,7 +70,7 @@ def one_of(name: str, value: Any, known: Iterable[Any]) -> Any:
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is most like *name*: a longer one, one with the same letters, or a similar one; None without one."""
+    """The known name most like *name*: a longer one, one with the same letters, or a similar one. None if there is none."""
     small = {one.lower(): one for one in known}
     longer = [one for one in small if len(name) > 2 and one.startswith(name.lower())]
     swapped = [one for one in small if sorted(one) == sorted(name.lower())]

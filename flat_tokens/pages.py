@@ -1,8 +1,7 @@
 """Pages of a Parquet file: their headers tell how large they may get, before any of them is decoded.
 
-A page that is small in the file can stand for any amount of text: it is compressed, and where its values are places in a
-dictionary, or what they have in common with the one before, it repeats them. What a reader holds at a time must not be
-left to the file's own averages.
+A small page can hold any amount of text: it is compressed, and its values may be places in a dictionary, or repeat a part of
+the value before. So a reader's memory must not depend on averages that the file states.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def sound_metadata(
     known: pa.parquet.FileMetaData | None = None,
 ) -> tuple[Sequence[str], pa.parquet.FileMetaData]:
     """The columns that a file's schema gives, which may refuse it, and its metadata; *known*: the same, read before. It is
-    refused where it is damaged before a column chunk's is asked for: the library raises an error when it is about to read all
+    refused if it is damaged before a column chunk's is asked for: the library raises an error when it is about to read all
     chunks, but ends the process when it is asked for one.
     """
     footer = _Footer(file)
@@ -78,8 +77,8 @@ def first_page(chunk: pa.parquet.ColumnChunkMetaData) -> int:
 
 
 class Page(NamedTuple):
-    """A page: its rows, none in a dictionary; about how many bytes of values they have; and how many they have at most: in all
-    where the values are in the page, ``for_each_row`` where they are made of what stands elsewhere.
+    """A page: its rows (0 for a dictionary), about how many bytes of values they have, and how many at most. The most is for
+    all rows if the values are in the page, and for one row (``for_each_row``) if they refer to other places.
     """
 
     rows: int
@@ -91,7 +90,7 @@ class Page(NamedTuple):
 def pages_of(
     file: SupportsRead, start: int, rows: int, limit: int = 1 << 31, remedy: str = "", *, dictionaries: bool = False
 ) -> Iterator[Page]:
-    """The pages of a column chunk of *rows* values that begins at *start*. ValueError where one of them is damaged, or has more
+    """The pages of a column chunk of *rows* values that begins at *start*. ValueError if one of them is damaged, or has more
     than *limit* bytes, which *remedy* raises. *dictionaries*: places in a dictionary are read as such, not as what is there.
     """
     dictionary = (0, 1)  # bytes, entries
@@ -129,8 +128,8 @@ def pages_of(
 
 
 def batch_lengths(pages: Iterable[Page], about_bytes: int, most_bytes: int, most_rows: int) -> Iterator[int]:
-    """Rows to read at a time, in order, so that they come to about *about_bytes*, and never to more than *most_bytes*, unless
-    a single row, or the values of a single page, do.
+    """Row counts of consecutive batches of about *about_bytes*. No batch has more than *most_bytes*, unless a single row or the
+    values of a single page have.
     """
     rows = about = most = 0
     for page in pages:

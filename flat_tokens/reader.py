@@ -98,8 +98,8 @@ def directory(store: Store) -> Directory:
 
 
 def directories_below(store: Store) -> Iterator[Directory]:
-    """The directories at and below a path, nearest first; none within a dataset, and no hidden ones. What nobody may list is left
-    out.
+    """The directories at and below a path, nearest first, without hidden ones and those within a dataset. Directories that
+    cannot be listed are left out.
     """
     level, left = [store], DIRECTORIES
     for _ in range(DEPTH + 1):
@@ -171,7 +171,7 @@ def config_output(store: Store) -> str | None:
 
 
 def _around(store: Store) -> str:
-    """The remedy where a dataset lies around a path."""
+    """The remedy if a path is within a dataset."""
     path = posixpath.dirname(store.root)
     while path not in ("", "/"):
         with suppress(*NO_OBJECT, PermissionError):
@@ -182,7 +182,7 @@ def _around(store: Store) -> str:
 
 
 def _beside(store: Store) -> str:
-    """The remedy where nothing is at a path: a dataset around or next to it, the one with the most similar name first."""
+    """The remedy if nothing is at a path: datasets around or next to it, the most similar name first."""
     if around := _around(store):
         return around
     path, name = posixpath.split(store.root)

@@ -143,7 +143,7 @@ class Pieces(NamedTuple):
 
     @classmethod
     def of_file(cls, data: bytes) -> Pieces:
-        """The pieces of a ``.model`` file. ValueError, with the place, where it is not one."""
+        """The pieces of a ``.model`` file. ValueError, with the place, if it is not one."""
         pieces, kinds, has_lone_spaces = list[bytes](), list[PieceKind](), True
         for number, value in fields(data):
             if number == 1 and isinstance(value, bytes):
@@ -164,7 +164,7 @@ class Pieces(NamedTuple):
         return {piece.decode(errors="replace"): i for i, piece in enumerate(self.pieces) if self.kinds[i] is kind}
 
     def bytes_of(self, i: int) -> bytes:
-        """The text that a piece stands for, in UTF-8; that of a control or unknown piece is its name."""
+        """The text of a piece, in UTF-8; for a control or unknown piece, its name."""
         piece, kind = self.pieces[i], self.kinds[i]
         if kind is PieceKind.BYTE and len(piece) == 6:
             try:
@@ -176,7 +176,7 @@ class Pieces(NamedTuple):
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a message, in order: the number of each, and its value as it is written. ValueError where it ends early, or
+    """The fields of a message, in order: the number of each, and its value as it is written. ValueError if it ends early, or
     is not a message.
     """
     at, size = 0, len(data)
@@ -319,7 +319,7 @@ class SentencePieceModel:
 
     @cached_property
     def processor(self) -> Any:
-        """A ``sentencepiece.SentencePieceProcessor``. ModuleNotFoundError where the package is not installed; ValueError where it
+        """A ``sentencepiece.SentencePieceProcessor``. ModuleNotFoundError if the package is not installed; ValueError if it
         does not load the file.
         """
         library = extra("sentencepiece", f"encoding with {self.name}")
@@ -336,7 +336,7 @@ FILE_NAME = re.compile(r"\.(?:json|tiktoken|model(?:\.v[0-9][0-9a-z]*)?)$")
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a tokenizer's name is that of a file, by its ending."""
+    """Whether the name of a tokenizer is a file name, by its ending."""
     return FILE_NAME.search(name) is not None
 
 
@@ -345,7 +345,7 @@ def resolve(name: str, *, pattern: str | None = None, revision: str | None = Non
     ``tekken.json``, a ``.model`` file of SentencePiece or of ranks, a directory with one of the last three, or a hub repository.
     *pattern* is for ranks; *pin* asks the hub for the commit first.
 
-    ValueError, with the next step, where the name means nothing or a file is malformed; ModuleNotFoundError where a package
+    ValueError, with the next step, if the name means nothing or a file is malformed; ModuleNotFoundError if a package
     is not installed.
     """
     path = Path(name)
@@ -388,7 +388,7 @@ def _names(tiktoken: Any) -> list[str]:
 
 
 def _nearest(tiktoken: Any, name: str) -> str:
-    """The name nearest to one that means nothing, as a question; empty where none is near."""
+    """The name nearest to an unknown one, as a question; empty if none is near."""
     try:
         near: str | None = tiktoken.encoding_name_for_model(name)
     except KeyError:
@@ -410,7 +410,7 @@ FILES = ("tokenizer.json", "tekken.json", "tokenizer.model", "spiece.model")
 
 
 def _file_in(directory: Path) -> Path:
-    """The file of a directory that defines its tokenizer. ValueError where it has other files of a tokenizer alone."""
+    """The file of a directory that defines its tokenizer. ValueError if it has other files of a tokenizer alone."""
     for name in FILES:
         if kind_of(directory / name) is not None:
             return directory / name
@@ -481,7 +481,7 @@ def _read(path: Path) -> bytes:
 
 
 def nearest_file(path: Path) -> str:
-    """The file next to a missing one that has nearly its name, as a question; empty if there is none, or nobody may look."""
+    """The file with nearly the name of a missing one, as a question; empty if there is none, or the directory cannot be listed."""
     with suppress(OSError, ValueError):
         if name := nearest(path.name, os.listdir(path.parent)):
             return f" Did you mean {path.with_name(name)}?"
@@ -573,7 +573,7 @@ def _sentence_pieces(name: str, data: bytes, revision: str | None) -> SentencePi
 
 
 def is_repository(name: str) -> bool:
-    """Whether a name that is nothing on this machine is that of a hub repository."""
+    """Whether a name, which no file on this machine has, can be that of a hub repository."""
     path = Path(name)
     return name.count("/") == 1 and not path.is_absolute() and ".." not in path.parts and not is_file_name(name)
 
@@ -606,8 +606,8 @@ def _hub_file(repository: str, revision: str | None, pin: bool) -> tuple[bytes, 
 
 
 def beside(name: str, file: str, revision: str | None = None) -> bytes | None:
-    """A file next to the one of FILES of a directory or a hub repository; None if there is none. ValueError where the hub
-    does not tell.
+    """A file next to the one of FILES, in a directory or a hub repository; None if it is missing. ValueError if the hub does
+    not answer.
     """
     path = Path(name)
     if path.name in FILES or kind_of(path) == "directory":
@@ -648,11 +648,11 @@ def _tokenizer_json(name: str, data: bytes, revision: str | None = None) -> Toke
 
 @dataclass(frozen=True, eq=False)
 class Vocabulary:
-    """The bytes of every token id: those of all ids in order, uint8[n], and how many are each id's, int64[size]; 0 where it
-    stands for nothing.
+    """The bytes of every token id: those of all ids in order, uint8[n], and the number for each id, int64[size], 0 for an id
+    without a token.
 
-    ``digest``: of every byte that decides its tokens, as builds write it into manifests. ``encode``: text to ids, with
-    text that looks like a special token taken for text; None where the way is not known.
+    ``digest``: of every byte that decides its tokens, as builds write it into manifests. ``encode``: text to ids; text that
+    looks like a special token is ordinary text. None if no encoder is known.
     """
 
     name: str
@@ -663,7 +663,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, name: str, digest: str | None, pieces: Mapping[int, bytes], encode: Encode | None) -> Vocabulary:
-        """From the bytes of each id; ids in between that have none stand for nothing."""
+        """A vocabulary from the bytes of each id; ids that are missing in between have no token."""
         size = max(pieces, default=-1) + 1
         if size > MAX_TABLE_IDS or min(pieces, default=0) < 0:
             raise ValueError(f"{name}: has token ids up to {size - 1}; up to {MAX_TABLE_IDS - 1} are decoded here")
@@ -678,7 +678,7 @@ class Vocabulary:
         return len(self.lengths)
 
     def piece(self, i: int) -> bytes:
-        """The bytes of one id, or those of U+FFFD where it stands for nothing."""
+        """The bytes of one id, or those of U+FFFD if it has no token."""
         data, starts, lengths = self._table
         start = starts[min(i, self.size)]
         return data[start : start + lengths[min(i, self.size)]].tobytes()
@@ -700,8 +700,8 @@ class Vocabulary:
 
     @cached_property
     def _table(self) -> tuple[UInt8s, Int64s, Int64s]:
-        """``data`` with U+FFFD after it, and the start and length of each id in it; one more id, and those that stand for
-        nothing, are U+FFFD.
+        """``data`` with U+FFFD after it, and the start and length of each id in it. One more id, and all ids without a token,
+        are U+FFFD.
         """
         starts, lengths = np.append(np.cumsum(self.lengths) - self.lengths, 0), np.append(self.lengths, 0)
         unknown = lengths == 0
@@ -788,7 +788,7 @@ def _known_of_json(of: TokenizerJson) -> KnownTokens:
 
 
 def _bytes_of_tokens(definition: JsonFacts) -> Callable[[str], bytes]:
-    """How a token as a tokenizer.json spells it becomes the bytes that it stands for."""
+    """The function from a token, as a tokenizer.json spells it, to its bytes."""
     decoders = list(steps_of(definition.get("decoder")))
     kinds = {decoder.get("type") for decoder in decoders}
     if "ByteLevel" in kinds | {part.get("type") for part in steps_of(definition.get("pre_tokenizer"))}:
@@ -835,7 +835,7 @@ def steps_of(part: JsonObject | None) -> Iterator[JsonObject]:
 
 
 def byte_level_alphabet() -> list[str]:
-    """The character that stands for each byte: itself where it can be seen, else one above U+00FF, in order."""
+    """The character for each byte: the byte's own if it is visible, else one above U+00FF, in order."""
     seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = iter(range(0x100, 0x200))
     return [chr(value if value in seen else next(hidden)) for value in range(256)]

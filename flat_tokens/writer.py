@@ -75,9 +75,9 @@ class ArrayWriter:
                 self._end_object(self._writer)
 
     def settle(self) -> None:
-        """Make the items so far survive a power loss and the end of this process: those of the open object in its unfinished
-        file, where each chunk is where the whole object has it. Of a raw array that is all of them: item i is word
-        i + i // chunk_length. Of a compressed one it is those of whole chunks.
+        """Make the items so far survive a power loss and the end of this process. The unfinished file of the open object has
+        each chunk at its final place. For a raw array these are all items: item i is word i + i // chunk_length. For a
+        compressed one they are those of complete chunks.
         """
         rest = self._pending[: 0 if self._spec.is_compressed else self._pending_count]
         if self._writer is not None and (self._writer.size or len(rest)):
@@ -144,7 +144,7 @@ def put_metadata(store: Store, name: str, metadata: dict[str, bytes]) -> list[St
 
 class FlatTokensWriter:
     """Writes one flat-tokens array from its start to its end, batch by batch, in bounded memory. *token_arrays*: those that it
-    has. A batch without one of them has the items that stand for its absence: without a loss mask all tokens count.
+    has. If a batch lacks one of them, its default items are written: without a loss mask all tokens count.
     """
 
     def __init__(self, store: Store, layout: Layout, token_arrays: Iterable[str] = (TOKENS,)) -> None:

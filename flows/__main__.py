@@ -39,7 +39,7 @@ def run() -> None:
 
 
 def begin_with_large_pages() -> None:
-    """Begin the process again, once, with memory in large pages where the system has them: engines look up words in hundreds of
+    """Begin the process again, once, with memory in large pages if the system has them: engines look up words in hundreds of
     megabytes, and a build takes a fourteenth less of the processors. Nothing else than the environment can tell the C library.
     """
     if sys.platform != "linux":

@@ -1,9 +1,8 @@
 """Credentials of stores that are not ambient, and keys that sign: in a Secret block of Prefect's, of which runs know the name.
 
-The block holds JSON, fsspec's options by protocol: ``{"s3": {"key": ..., "secret": ...}, "gs": {"token": {...}}}``, and the keys
-as ``{"signing": {"keys": "..."}}``. Its name is in the environment of the runs, which is set by who
-registers the deployments, not by who starts a run. What it holds stays in the process: it is in no parameter, log line, manifest
-or digest.
+The block holds JSON, fsspec's options by protocol: ``{"s3": {"key": ..., "secret": ...}, "gs": {"token": {...}}}``, and the
+keys as ``{"signing": {"keys": "..."}}``. Its name is in the environment of the runs, which is set when deployments are
+registered, not when a run is started. Its content stays in the process: it is in no parameter, log line, manifest or digest.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ PROTOCOLS = (*REMOTE[:-1], "signing")
 @contextlib.contextmanager
 def credentials() -> Iterator[None]:
     """Reach stores with the block that the environment names, if it does, and sign with its keys. ValueError or PermissionError
-    where it is not there, or unfit.
+    if it is not there, or unfit.
     """
     name = os.environ.get(CREDENTIALS)
     if not name:

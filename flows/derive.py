@@ -29,7 +29,7 @@ def derive_dataset(request: DeriveRequest) -> DerivedResult:
 
 @flow(name="import-dataset", flow_run_name="import {request.path}", persist_result=False)
 def import_dataset(request: ImportRequest) -> ImportResult:
-    """Publish the tokens of files in another format as a version. Run again after any failure, it goes on where it was."""
+    """Publish the tokens of files in another format as a version. Run again after any failure, it resumes."""
     name = request.name or dataset_name(request.path)
     others = [f"tokenizer:{short(request.tokenizer.name)}"] if request.tokenizer else []
     with credentials():

@@ -38,6 +38,6 @@ def resume_forgetting(output: Output, scratch: Output | None = None) -> ForgetRe
 
     Args:
         output: Where it was begun.
-        scratch: Local directory for staging, where the output is remote.
+        scratch: Local directory for staging, if the output is remote.
     """
     return run(output, lambda: resume(output, scratch))

@@ -1,4 +1,4 @@
-"""The refresh as a Prefect flow, for a schedule: what the sources hold now, published if it is not what they held before."""
+"""The refresh as a Prefect flow, for a schedule: the content of the sources is published if it has changed."""
 
 # No "from __future__ import annotations": a deployment loads this file under no module's name, and could not resolve types.
 import logging
@@ -43,7 +43,7 @@ def refresh_dataset(
     grace_days: Annotated[float, Field(ge=0)] = 7.0,
     publish_anyway: str | None = None,
 ) -> RefreshResult:
-    """Look the sources up again; where something was added, removed or changed, publish a new version that tokenizes only that.
+    """Look the sources up again; if something was added, removed or changed, publish a new version that tokenizes only that.
 
     Args:
         config: The configuration that the dataset is built with.

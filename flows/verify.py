@@ -17,7 +17,7 @@ from tasks.progress import meter
 
 @flow(name="verify-dataset", flow_run_name="verify {dataset}", persist_result=False)
 def verify_dataset(dataset: Location, level: Literal["quick", "full"] = "quick") -> dict[str, Any]:
-    """Check a dataset against its manifest. The run fails, naming every fault, where anything is not what it says.
+    """Check a dataset against its manifest. The run fails, naming every fault, if anything is not what it says.
 
     Args:
         dataset: Path or URL of an output, whose latest version is checked, or of a version.

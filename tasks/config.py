@@ -231,7 +231,7 @@ class TextPlace(Model):
 
 
 class Source(TextPlace):
-    """Where text comes from: files (path), a dataset on the hub (hub) or a table (table), one of the three."""
+    """The origin of text: files (path), a dataset on the hub (hub) or a table (table), one of the three."""
 
     # So that the form refuses neither, when it is submitted. Not anyOf: the form would take it for a choice between schemas.
     model_config = ConfigDict(
@@ -418,7 +418,7 @@ class EvaluationSet(TextPlace):
 
 
 def evaluation_sets(step: DocumentStep) -> tuple[EvaluationSet, ...]:
-    """The sets of a step ``decontaminate``. ValueError where one is not a set, or may not be read, or two have one name."""
+    """The sets of a step ``decontaminate``. ValueError if one is not a set, or may not be read, or two have one name."""
     given = (step.model_extra or {}).get("against")
     sets = list[EvaluationSet]()
     for number, one in enumerate(given if isinstance(given, list | tuple) else ()):
@@ -587,7 +587,7 @@ class BuildConfig(Model):
     """Where the text comes from; read in this order."""
     tokenizer: TokenizerConfig = Field(title="Tokenizer", description=TOKENIZERS, json_schema_extra=or_name)
     validation_fraction: Share = 0.005
-    """Share of all documents, by a stable hash of their keys; 0 where a source has a validation_split."""
+    """Share of all documents, by a stable hash of their keys; 0 if a source has a validation_split."""
     test_fraction: Share = 0.0
     """Share of all documents that are a third split, test, by the same hash."""
     split: SplitPolicy = Field(SplitPolicy(), title="Split", json_schema_extra=or_none)
@@ -786,7 +786,7 @@ class BuildConfig(Model):
 
     @property
     def fraction(self) -> float:
-        """The share of documents drawn for validation: none where a source brings its own validation split."""
+        """The share of documents drawn for validation: none if a source brings its own validation split."""
         fraction = self.validation_fraction + 0.0  # -0.0 is 0
         return 0.0 if any(source.validation_split for source in self.sources) else fraction
 
@@ -812,8 +812,8 @@ class BuildConfig(Model):
 
     @property
     def may_part_equal_texts(self) -> bool:
-        """Whether documents with the same text may go to two splits, where settings say something of splits. To look for them
-        takes some tenths of a second for 100 MB of text, where layouts are compressed up to a second.
+        """Whether documents with the same text may be in two splits, if settings concern splits. Looking for them takes some
+        tenths of a second for 100 MB of text, and up to a second in compressed layouts.
         """
         if not self.model_fields_set & {"split", "test_fraction"}:
             return False
@@ -824,7 +824,7 @@ class BuildConfig(Model):
 
     @property
     def shares(self) -> dict[SplitName, float]:
-        """The share of documents that each split gets, where they are drawn."""
+        """The share of documents that each split gets, if they are drawn."""
         held_out: dict[SplitName, float] = {"validation": self.fraction}
         if self.test_fraction:
             held_out["test"] = self.test_fraction
@@ -852,7 +852,7 @@ def with_absolute_paths(config: BuildConfig) -> BuildConfig:
 
 
 def available_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Cores that this process may use at a time, at least one: the machine's, or fewer where it is bound to some (taskset,
+    """Cores that this process may use at a time, at least one: the machine's, or fewer if it is bound to some (taskset,
     cpusets) or its container has a share of their time (cgroup v2 ``cpu.max``, v1 ``cpu.cfs_quota_us``).
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -872,7 +872,7 @@ def available_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def _share(cgroup: Path) -> float:
-    """How many cores' time the container may take; more than there are where nothing limits it."""
+    """The cores whose time the container may use; more than there are if nothing limits it."""
     try:
         quota, period = (cgroup / "cpu.max").read_text().split()
     except (OSError, ValueError):

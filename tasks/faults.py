@@ -60,7 +60,7 @@ def _explained(model: type[Model], path: tuple[int | str, ...]) -> str:
 
 
 def _quotes(value: Any) -> str:
-    """The remedy where YAML has made something else of a text; empty where it has not."""
+    """The remedy if YAML has made another type of a text; empty if it has not."""
     if isinstance(value, bool):
         return "YAML makes that of words such as no and on: put the word in quotes"
     if isinstance(value, int | float | date | time):

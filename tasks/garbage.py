@@ -73,8 +73,9 @@ class Garbage(Model):
 
 
 class GarbageReport(Model):
-    """Garbage that may go, or went if ``deleted``. ``left``: why things that builds may need were left, if they were.
-    ``recent_bytes``: of what no version needs, but a build that is run again may, as it was stored in the days of grace.
+    """Garbage that may be removed, or was if ``deleted``. ``left``: why things that builds may need were left, if any were.
+    ``recent_bytes``: of things that no version needs, but that a repeated build may, as they were stored within the days of
+    grace.
     """
 
     garbage: tuple[Garbage, ...]
@@ -90,7 +91,7 @@ class GarbageReport(Model):
 
 def collect(root: Store, policy: Policy, *, delete: bool = False) -> GarbageReport:
     """Find garbage, and with *delete* remove it. Killed at any moment, it leaves complete versions and whole shards. ValueError
-    where something is not understood: then nothing is known to be garbage.
+    if something is not understood: then nothing is known to be garbage.
     """
     paths.check_places(root)
     if not delete:
@@ -288,7 +289,7 @@ def _throw_away(root: Store, key: str) -> str:
 
 
 def _tidy(root: Store) -> None:
-    """Remove directories of thrown away things and of groups where they are empty by now."""
+    """Remove directories of thrown away things and of groups if they are empty by now."""
     if root.is_local:
         remove_empty(root.root, f"{STAGING}/{COLLECTED}", STAGING, GROUPS, paths.UNFINISHED, paths.BESIDE, paths.SETS)
 

@@ -39,7 +39,7 @@ SELECTORS = {
 }
 """The facts that gates look at, and the subjects of each, in addition to the whole version."""
 OF_CHANGES = ("added_share", "removed_share", "changed_share", "moved_share", "split_changes")
-"""Facts of a difference: there are none where ``latest`` names nothing."""
+"""Facts of a difference: there are none if ``latest`` names nothing."""
 OF_COLUMNS = ("null_share", "distinct")
 OF_LENGTHS = ("largest_length", "median_length")
 
@@ -92,7 +92,7 @@ class Subject(NamedTuple):
 
 
 class Gate(Model):
-    """A condition on a version, or on its difference from the one that latest names, and what happens where it does not hold."""
+    """A condition on a version, or on its difference from the one that latest names, and what happens if it does not hold."""
 
     model_config = ConfigDict(title="Gate")
 
@@ -151,7 +151,7 @@ class Gate(Model):
 
     @property
     def is_of_a_change(self) -> bool:
-        """Whether it says nothing of a first version."""
+        """Whether it does not apply to a first version."""
         return self.of in OF_CHANGES or all(isinstance(one, str) for one in (self.at_least, self.at_most) if one is not None)
 
     def is_at(self, place: Subject) -> bool:
@@ -195,8 +195,8 @@ Facts = Mapping[tuple[str, Subject], int | float | None]
 
 
 class Finding(Model):
-    """A condition that does not hold. ``value``: None where it is unknown; ``before``: of the version that ``latest``
-    names, where that matters. ``limit``: such as ``at least -50 %``.
+    """A condition that does not hold. ``value``: None if it is unknown; ``before``: of the version that ``latest``
+    names, if that matters. ``limit``: such as ``at least -50 %``.
     """
 
     of: Fact
@@ -230,7 +230,7 @@ def changed(value: float, before: float) -> str:
 
 def judge(gates: Sequence[Gate], now: Facts, before: Facts | None) -> list[Finding]:
     """The conditions that do not hold, of a version with the facts *now*; *before*: of the version that ``latest`` names, None
-    where it names nothing. Facts that the version before does not tell are not compared.
+    if it names nothing. Facts that the version before does not tell are not compared.
     """
     return [found for gate in gates for found in _findings(gate, now, before)]
 
@@ -259,7 +259,7 @@ def _findings(gate: Gate, now: Facts, before: Facts | None) -> Iterator[Finding]
 
 
 def worst(findings: Iterable[Finding]) -> Action | None:
-    """The effect on a version: the strictest that any finding asks for. None where all holds."""
+    """The effect on a version: the strictest that any finding asks for. None if all holds."""
     actions = {one.action for one in findings}
     return next((action for action in ACTIONS if action in actions), None)
 

@@ -102,7 +102,7 @@ def put_group(root: Store, group: Group) -> str:
 
 
 def read_group(root: Store, digest: str) -> Group:
-    """The group of that digest. FileNotFoundError where it is not there; ValueError where it is damaged or of another release."""
+    """The group of that digest. FileNotFoundError if it is not there; ValueError if it is damaged or of another release."""
     key = f"{GROUPS}/{digest}/group.json"
     facts = read_json(root, key)
     if not signing.keys() and root.exists(key + signing.SIGNATURE):
@@ -123,7 +123,7 @@ def read_group(root: Store, digest: str) -> Group:
 
 
 def check_seen(root: Store) -> None:
-    """ValueError where this machine sees no dataset at an output, so that a build can hardly have ended there."""
+    """ValueError if this machine sees no dataset at an output, so that a build can hardly have ended there."""
     if read_pointer(root).version is None:
         raise ValueError(
             f"{platform.node()} sees neither the build nor a dataset at {root.url}. Put the output where every worker sees it: "

@@ -1,7 +1,7 @@
 """Locations: paths and URLs from outside, checked once, by one type; and requests of them, checked at every hop.
 
-A location is stored as people wrote it. It is refused where two programs could read it in two ways: then what was checked is
-what is opened.
+A location is stored as people wrote it. It is refused if two programs could read it in two ways: so the place that was checked
+is the one that is opened.
 """
 
 from __future__ import annotations
@@ -117,13 +117,13 @@ CREDENTIALS = "FLAT_TOKENS_CREDENTIALS"
 
 
 def unbound() -> str | None:
-    """A warning for people where the operator has bound reads or writes to no roots."""
+    """A warning for people if the operator has bound reads or writes to no roots."""
     missing = " and ".join(name for name in (INPUT_ROOTS, OUTPUT_ROOTS) if not os.environ.get(name))
     return f"{missing} not set: whoever starts runs has them read or write all that this worker can" if missing else None
 
 
 def readable(location: str) -> str:
-    """Refuse a location outside of the roots for input, where the operator has set any, and addresses of cloud machines'
+    """Refuse a location outside of the roots for input, if the operator has set any, and addresses of cloud machines'
     credentials that no root names.
     """
     _check_within(location, "read", INPUT_ROOTS, OUTPUT_ROOTS)
@@ -133,15 +133,15 @@ def readable(location: str) -> str:
 
 
 def readable_directory(path: str) -> str:
-    """The real path of a local directory, with a slash at its end. Its plain files need no further check. ValueError where it may
+    """The real path of a local directory, with a slash at its end. Its plain files need no further check. ValueError if it may
     not be read.
     """
     return readable(real_path(path or ".").rstrip("/") + "/")
 
 
 def writable(location: str) -> str:
-    """Refuse a location that cannot be written, that would become a directory of a name which nobody meant, or that is outside
-    of the roots for output, where the operator has set any.
+    """Refuse a location that cannot be written, that would become a directory with an unintended name, or that is outside of
+    the roots for output, if the operator has set any.
     """
     if location.startswith(("http://", "https://")):
         raise ValueError("nothing can be written to http; name a directory or an object store, such as gs://bucket/path")
@@ -156,7 +156,7 @@ _WINDOWS = re.compile(r"[A-Za-z]:(?:[\\/]|$)|.*\\")
 
 
 def other_meaning(location: str) -> str:
-    """The path that a local path was probably meant to be, where it would not lead there, as the end of a sentence, with the
+    """The path that a local path was probably meant to be, if it would not lead there, as the end of a sentence, with the
     remedy; empty for other locations.
     """
     if (path := local_path(location)) is None:
@@ -215,7 +215,7 @@ Output = Annotated[Unsigned, BeforeValidator(_path), AfterValidator(writable)]
 
 
 def local_path(location: str) -> str | None:
-    """The path of a location on this machine; None where it is elsewhere."""
+    """The path of a location on this machine; None if it is elsewhere."""
     scheme, separator, rest = location.partition("://")
     if separator and scheme not in LOCAL:
         return None
@@ -267,7 +267,7 @@ def _origin(url: str) -> str:
 
 
 def _numbers(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
-    """The address that a host's name is, in any way of writing it, and those of IPv4 that one of IPv6 stands for."""
+    """The address that a host's name spells in any notation, and the IPv4 addresses within an IPv6 one."""
     with suppress(OSError, ValueError):
         return [ipaddress.IPv4Address(socket.inet_aton(host.rstrip(".")))]
     with suppress(ValueError):

@@ -127,7 +127,7 @@ def _classes_in(module: str) -> dict[str, ast.ClassDef]:
 
 class FoundFile(NamedTuple):
     """A file of a source before its content is known. ``immutable``: a revision, etag or generation that names it. ``content``:
-    sha256:... or blob:..., where the store reports it: the same under every name. ``split``: where all its documents go; None: by
+    sha256:... or blob:..., if the store reports it: the same under every name. ``split``: where all its documents go; None: by
     their keys. ``stamp``: of a local file, when it was listed.
     """
 
@@ -144,7 +144,7 @@ class FoundFile(NamedTuple):
 class SourceFile(NamedTuple):
     """A file with a known content. ``location``: its local path, if it was brought to a machine, which is not part of its
     identity; it is readable only there. ``stamp``: of the file at that path, when the digest was taken. ``found``: where the file
-    can be had again. ``line_ends``: crlf where line feeds of the source's separator may be CR LF in it. ``partitions``: kept
+    can be had again. ``line_ends``: crlf if line feeds of the source's separator may be CR LF in it. ``partitions``: kept
     columns that its directories give, with their values.
     """
 

@@ -67,7 +67,7 @@ class Progress(NamedTuple):
 
 
 class Pace:
-    """How fast the work of a stage goes, from its first result on: what came before that was waiting. So it is where the work
+    """The pace of a stage's work, from its first result on: the time before that was waiting. The same applies after the work
     stood still, for a server or a store.
     """
 
@@ -92,7 +92,7 @@ class Pace:
         return now - self._last > max(STANDING_SECONDS, LONGER * self._gap)
 
     def rate(self, now: float, work: int) -> float | None:
-        """Bytes a second of late. None until work is under way, and steady; 0 while it stands still."""
+        """Recent bytes a second. None until work is under way and steady; 0 while it stands still."""
         if self._stands_still(now):
             return 0.0
         if not self._marks or now - self._marks[0][0] < SETTLING_SECONDS:

@@ -1,8 +1,9 @@
 """Rows: what is known of documents besides their tokens, a row each, in Arrow record batches of one schema.
 
-A *fact* is made with the tokens of a document, and never changes: one uint64 or several, under a name. Next to the facts are the
-columns that are kept of the sources, one struct, since their kinds are known when all rows have been read. What writes or reads
-rows goes by the schema, and names the facts alone that it uses itself. ``Recipe.facts`` makes it; a shard's record has it.
+A *fact* is made with the tokens of a document, and never changes: one uint64 or several, under a name. Next to the facts are
+the columns that are kept of the sources, one struct, since their kinds are known when all rows have been read. Writers and
+readers of rows follow the schema, and name only the facts that they use themselves. ``Recipe.facts`` makes it; a shard's record
+has it.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def changed(rows: pa.RecordBatch, others: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def fact(rows: pa.RecordBatch, name: str) -> UInt64s:
-    """A fact of documents: uint64[n], or uint64[n, numbers] where each has several. No copy."""
+    """A fact of documents: uint64[n], or uint64[n, numbers] if each has several. No copy."""
     column = rows.column(name)
     numbers = column.type.list_size if pa.types.is_fixed_size_list(column.type) else 1
     flat = column if numbers == 1 else column.flatten()
@@ -98,7 +99,7 @@ def drawn_by(rows: pa.RecordBatch) -> UInt64s:
 
 
 def kept_of(rows: pa.RecordBatch) -> pa.RecordBatch | None:
-    """The kept columns of documents; None where none is kept."""
+    """The kept columns of documents; None if none is kept."""
     if KEPT not in rows.schema.names:
         return None
     struct = rows.column(KEPT)
@@ -106,7 +107,7 @@ def kept_of(rows: pa.RecordBatch) -> pa.RecordBatch | None:
 
 
 def joined(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Rows as one batch, their kept columns of the kinds that fit. ValueError where none does."""
+    """Rows as one batch, their kept columns of the kinds that fit. ValueError if none does."""
     if len(parts) == 1:
         return parts[0]
     kept = [some for some in map(kept_of, parts) if some is not None]

@@ -62,7 +62,7 @@ def upload(
     again, it resumes after the last commit.
 
     *files_of* is called if there is no such tag yet. The repository is made if it is not there; *private* decides for whom.
-    *done* is called with the bytes of each commit. ValueError where the hub does not let this account write, or does not answer.
+    *done* is called with the bytes of each commit. ValueError if the hub does not let this account write, or does not answer.
     """
     hub, bucket = api(), repo.removeprefix(BUCKETS) if repo.startswith(BUCKETS) else ""
     what = f"bucket {bucket}" if bucket else f"dataset {repo}"
@@ -155,7 +155,7 @@ def _commits(files: Iterable[HubFile]) -> Iterator[list[HubFile]]:
 
 
 def _permitted(call: Callable[[], Any], repo: str) -> Any:
-    """The result of a call. ValueError where the hub does not let this account write."""
+    """The result of a call. ValueError if the hub does not let this account write."""
     try:
         return call()
     except Exception as error:

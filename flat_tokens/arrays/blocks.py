@@ -1,7 +1,6 @@
-"""Blocks of compressed chunks, many at a time: what one call of the library decodes costs the interpreter little.
-
-Only blocks that are stored as this library writes them are decoded so, as the first bytes of chunks and frames show.
-Others, and those of a call that fails, go through ``ArraySpec.decode_block`` one by one, which says what is wrong.
+"""Blocks of compressed chunks, decoded many at a time by one call, which costs the interpreter little. The first bytes of
+chunks and frames show whether this library wrote them. ``ArraySpec.decode_block`` decodes all others one by one, and those of a
+call that fails, and says what is wrong.
 """
 
 from __future__ import annotations
@@ -93,7 +92,7 @@ def frame_head(size: int) -> bytes:
 
 
 def decode_frames(frames: list[memoryview], spec: ArraySpec) -> Any:
-    """The decoded blocks, a buffer each; None where they cannot be decoded together."""
+    """The decoded blocks, a buffer each; None if they cannot be decoded together."""
     if not CAN_DECODE_MANY:
         return None
     size = (spec.block_length or spec.chunk_length) * spec.numpy_dtype.itemsize

@@ -65,14 +65,14 @@ def encode_blocks(items: AnyArray, block_length: int, level: int) -> bytes:
 
 
 def buffer_size(stored: memoryview) -> int:
-    """The size that a buffer says of itself, whatever comes after it. ValueError where it is cut off."""
+    """The size that a buffer says of itself, whatever comes after it. ValueError if it is cut off."""
     if len(stored) < HEADER.size or not HEADER.size <= (size := HEADER.unpack_from(stored)[-1]) <= len(stored):
         raise ValueError("it is cut off")
     return int(size)
 
 
 def frame_size(stored: memoryview) -> int:
-    """The size of the zstd frame at the beginning, by its blocks, whatever comes after it. ValueError where it is cut off.
+    """The size of the zstd frame at the beginning, by its blocks, whatever comes after it. ValueError if it is cut off.
     RFC 8878, section 3.1.1.
     """
     try:

@@ -128,7 +128,7 @@ class ArraySpec:
         return codecs.encode_frame(items, self.zstd_level)
 
     def chunk_size(self, stored: memoryview) -> int:
-        """Bytes of the compressed chunk that is at the beginning, whatever comes after it. ValueError where it is cut off."""
+        """Bytes of the compressed chunk that is at the beginning, whatever comes after it. ValueError if it is cut off."""
         return codecs.frame_size(stored) if self.block_length is None else codecs.buffer_size(stored)
 
     def decode_chunk(self, stored: memoryview) -> AnyArray:
@@ -175,7 +175,9 @@ class Layout(NamedTuple):
         return self.encoded_tokens.zarr_format
 
     def token_array(self, name: str) -> ArraySpec:
-        """One of TOKEN_ARRAYS. It is cut where the tokens are: who writes whole objects of them writes whole objects of it."""
+        """One of TOKEN_ARRAYS. It is cut at the same places as the tokens: a writer of whole token objects writes whole objects
+        of it.
+        """
         return replace(self.encoded_tokens, dtype=TOKEN_ARRAYS[name].dtype)
 
 
@@ -210,7 +212,9 @@ def to_json(value: Any, indent: int | None = 2) -> bytes:
 
 
 def _indented(value: Any, newline: str, step: str) -> str:
-    """What ``json.dumps`` gives with an indent, which it makes in Python. Here C makes whatever has no containers within."""
+    """The result of ``json.dumps`` with an indent. That function indents in Python; here C writes every container without
+    containers in it.
+    """
     if not isinstance(value, dict | list | tuple) or not value:
         return _encoder(", ")(value)
     inner = newline + step

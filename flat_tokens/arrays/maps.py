@@ -87,10 +87,8 @@ def at_a_time() -> int:
 
 
 def map_file(path: str, damaged: Callable[[str], Exception]) -> mmap.mmap:
-    """A file, mapped. The system reads nothing ahead of what is read of it.
-
-    Errors of the system are raised as they are, with the path. What *damaged* makes of a sentence is raised for what is not a
-    file, or an empty one.
+    """Map a file. The system prefetches nothing of it. Errors of the system are raised as they are, with the path. For an empty
+    file, or something other than a plain file, the exception that *damaged* makes of a sentence is raised.
     """
     _make_room(bound() - 1)
     while True:
@@ -121,7 +119,7 @@ def _map(path: str, damaged: Callable[[str], Exception]) -> mmap.mmap:
 
 
 def _make_room(most: int) -> int:
-    """Drop maps that were used longest ago where more than *most* are alive. Returns the number of those dropped."""
+    """Drop maps that were used longest ago if more than *most* are alive. Returns the number of those dropped."""
     if len(_alive) <= most:
         return 0
     kept = [mapped for found in list(_kept.values()) if (mapped := found()) is not None]
@@ -187,7 +185,7 @@ os.register_at_fork(after_in_child=_begin_anew_after_fork)
 
 
 def share(work: Callable[[range], None], count: int) -> None:
-    """Do *work* on parts of ``range(count)``, on all processors where it is worth while."""
+    """Do *work* on parts of ``range(count)``, on all processors if it is worth while."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     parts = min(count // ITEMS_A_THREAD, processors)
     if parts < 2:

@@ -97,7 +97,7 @@ class Copies(NamedTuple):
 
 
 class SmallArray(NamedTuple):
-    """Items of an array of compressed blocks that is kept as a whole: those of block n are there where ``has[n]`` is 1."""
+    """Items of an array of compressed blocks that is kept as a whole: those of block n are there if ``has[n]`` is 1."""
 
     items: AnyArray
     has: bytearray
@@ -343,7 +343,7 @@ class StoredArray:
             self._fetch_indexes(list(range(start // self._object_length, -(-stop // self._object_length))))
 
     def units_of(self, starts: Int64s, lengths: Int64s) -> list[Unit]:
-        """The units of a store with a cache that a `gather` of these ranges reads; it reads indexes of shards, where needed."""
+        """The units of a store with a cache that a `gather` of these ranges reads; it reads indexes of shards, if needed."""
         assert isinstance(self.store, CachedStore)
         firsts = starts // self._chunk_length
         counts = np.where(lengths > 0, (starts + lengths - 1) // self._chunk_length - firsts + 1, 0)
@@ -669,7 +669,9 @@ class StoredArray:
         return mapped.content
 
     def _unless_absent(self, data: Any) -> Any:
-        """The bytes that were read of an object; None if there is none, where that stands for the fill value."""
+        """The bytes that were read of an object. None if there is no object, in an array in which a missing object means the
+        fill value.
+        """
         if not isinstance(data, FileNotFoundError):
             return data
         if self._spec.absent_value is None:
@@ -711,7 +713,7 @@ class StoredArray:
         return parts
 
     def _fetch_indexes(self, objects: list[int]) -> dict[int, UInt64s | None]:
-        """Offset and length of each inner chunk of some shards: uint64[chunks_per_object, 2], or None where a shard is not
+        """Offset and length of each inner chunk of some shards: uint64[chunks_per_object, 2], or None if a shard is not
         stored. Those that are not known are read at once.
         """
         indexes = {i: self._indexes.find(i) for i in objects}
@@ -771,7 +773,7 @@ def _copy_ranges(
 
 
 def _copy_each(content: UInt32s, ranges: list[list[int]], out: AnyArray, few: int) -> None:
-    """Copy ranges of a mapped file one by one, those of fewer words than *few* as memory."""
+    """Copy ranges of a mapped file one by one. A range of fewer words than *few* is copied as memory."""
     stored, target = content.view(np.uint32).data, out.view(np.uint32).data
     for first, count, place in zip(*ranges, strict=True):
         if count < few:

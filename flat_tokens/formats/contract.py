@@ -173,7 +173,7 @@ O = TypeVar("O")  # noqa: E741 - the options of a format
 
 @dataclass(frozen=True)
 class Format(Generic[O]):
-    """A neighbour's format: its description, and its module's functions. ``finish`` is left out where files need no others."""
+    """A neighbour's format: its description, and its module's functions. ``finish`` is left out if files need no others."""
 
     name: str
     summary: str
@@ -657,8 +657,8 @@ class IndexedDocuments:
             yield insert(tokens, ends + np.arange(len(ends)), self.end_of_text, dtype)
 
     def masks(self) -> Iterator[UInt8s]:
-        """Which of these tokens count for the loss, 1 or 0, in arrays of some megabytes. An added token counts as the one before
-        it does, that of an empty document does not. Of documents that are all closed.
+        """Which tokens of closed documents count for the loss, 1 or 0, in arrays of some megabytes. An added token counts if
+        the token before it does; that of an empty document does not count.
         """
         for part in token_ranges(partial(checked_entries, self.split), self.start, self.stop, BATCH_TOKENS):
             mask = self.split.mask(part.start, part.stop)

@@ -1,4 +1,4 @@
-"""datatrove's tokenized files: tokens in a ``.ds``, each document's end in tokens (u64) in a ``.ds.index``, and where not all
+"""datatrove's tokenized files: tokens in a ``.ds``, each document's end in tokens (u64) in a ``.ds.index``, and if not all
 tokens count for the loss a byte a token in a ``.ds.loss``, 1 or 0.
 
 None has a header. A ``.ds.metadata`` next to them has the bytes of a token in its first line, after the tokenizer's

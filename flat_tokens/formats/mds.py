@@ -281,7 +281,7 @@ class Mds(Stream):
     ``end_of_text``: closes every document on the way out, and is removed on the way in. ``length``: samples of this many tokens
     each, of one document after the other, as LLM Foundry packs them; on the way in the documents are rebuilt from
     ``end_of_text``. ``drop_last``: leave out what remains for the last sample of a split instead of making it shorter.
-    ``column``: written ``tokens``, read ``tokens`` or ``input_ids`` where it is None. ``bytes_type``: of the tokens in a
+    ``column``: written ``tokens``, read ``tokens`` or ``input_ids`` if it is None. ``bytes_type``: of the tokens in a
     column of bytes, which does not say it. ``size_limit``: bytes of a shard before it is compressed, unless one sample is larger.
     ``compression``: of the files; br and snappy need pyarrow.
     """

@@ -49,7 +49,7 @@ class Modalities(contract.DocumentOptions):
     """How ``.pbin`` files are written and read.
 
     ``end_of_text``: closes every document on the way out, and is removed from its end on the way in; None leaves the
-    tokens as they are. ``closing``: ``unless_present`` adds none where a sequence ends with it already, as Modalities does
+    tokens as they are. ``closing``: ``unless_present`` adds none if a sequence ends with it already, as Modalities does
     it, so that such a sequence comes back without it; ``always`` makes the way back exact.
     ``vocabulary_size``: decides the width of a token; without it, the highest id there is does.
     ``tokens_per_file``: several files of about this many tokens a split. ``ignore_offsets``: believe the lengths alone of an

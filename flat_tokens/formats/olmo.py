@@ -142,7 +142,7 @@ def open_file(store: Store, key: str, options: Olmo) -> IndexedFile:
 
 
 def mask_key(store: Store, stem: str) -> str:
-    """The name of a file's label mask: the other one only where it is there."""
+    """The name of a file's label mask: the other one only if it is there."""
     directory, name = posixpath.split(stem)
     other = posixpath.join(directory, name.replace(IDS, LABELS, 1) + TOKENS)
     return other if name.startswith(IDS) and store.exists(other) else stem + MASK

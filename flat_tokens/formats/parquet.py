@@ -308,7 +308,7 @@ class ParquetRows(ListRows):
                 first += rows
 
     def _check_pages(self, column: str, values: int, start: int) -> None:
-        """ValueError where a page of a column chunk says that it is larger than any is: the library would take that memory."""
+        """ValueError if a page of a column chunk says that it is larger than any is: the library would take that memory."""
         try:
             with self.store.open(self.key) as opened:
                 for _ in pages_of(opened, start, values, LARGEST_PAGE):
@@ -511,7 +511,7 @@ def _masks(schema: Any, rows: ListRows) -> tuple[str, ...]:
 
 
 def _is_of_lists(kind: Any, *, is_mask: bool = False) -> bool:
-    """Whether a type is that of lists of integers; of a mask, also of booleans."""
+    """Whether a type is a list of integers; for a mask, a list of booleans is one, too."""
     types = pa.types
     lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
     return bool(lists and (types.is_integer(kind.value_type) or (is_mask and types.is_boolean(kind.value_type))))

@@ -57,7 +57,7 @@ def record_of_run(
     """The record of what a run has seen before *step*, for JSON. It reads no token, but for *digests* and *sizes*.
 
     *columns*: those by which documents are counted; without them the source and all kept columns of up to 1,000 different values.
-    *digests*: steps of which it has the SHA-256 of their rows. *sizes*: text is counted, too, where a view has the same rows in
+    *digests*: steps of which it has the SHA-256 of their rows. *sizes*: text is counted, too, if a view has the same rows in
     each epoch. *forgotten*: outputs whose lists say which of the documents that were seen are forgotten. IndexError for a step
     that the run does not have; ValueError for columns that no dataset has.
     """
@@ -137,7 +137,7 @@ class _Split:
         return bool(self.recorded.sources)
 
     def forgotten(self, lists: Sequence[Forgotten]) -> Bools:
-        """Which documents are on one of the lists: bool[seq_count]. None of a dataset that does not record their keys."""
+        """Which documents are on one of the lists: bool[seq_count]. All are False if the dataset does not record their keys."""
         found = np.zeros(len(self.lengths), bool)
         try:
             keys = stored_fact(self.tokens, "key")

@@ -1,8 +1,8 @@
-"""Forms that the law asks providers of models to publish, filled in as far as a record says it.
+"""Forms that providers of models must publish by law, filled in as far as a record has the facts.
 
-The fields are those of the European Commission's template for the public summary of training content (Article 53(1)(d) of the AI
-Act, July 2025), and of California's AB 2013 (Civil Code, section 3111(a)), by short names of our own; they are in ``forms.toml``.
-Whatever a record cannot know is a field with no value: a person fills it in.
+The fields are those of the European Commission's template for the public summary of training content (Article 53(1)(d) of the
+AI Act, July 2025), and of California's AB 2013 (Civil Code, section 3111(a)), by short names of our own; they are in
+``forms.toml``. A field that no record can fill has no value: a person fills it in.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ HUB = "hf://datasets/"
 
 
 def filled_forms(record: Record, answers: Mapping[str, str] | None = None) -> list[JsonObject]:
-    """Both forms for JSON: their fields with a value, None where nobody knows one. *answers*: values by a field's id, which
-    replace those of the record. ValueError for an id that no field has.
+    """Both forms for JSON: each field with its value, None if it is unknown. *answers*: values by a field's id, which replace
+    those of the record. ValueError for an id that no field has.
     """
     answers = answers or {}
     forms = tomllib.loads((files("flat_tokens.record") / "forms.toml").read_text("utf-8"))["forms"]

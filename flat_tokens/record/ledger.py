@@ -223,7 +223,7 @@ class Ledger:
             ) from error
 
     def steps_before(self, step: int | None, remedy: str) -> int:
-        """How many steps the run has before *step*, or in all. ValueError, with a *remedy*, where it has no end and no step is
+        """How many steps the run has before *step*, or in all. ValueError, with a *remedy*, if it has no end and no step is
         given.
         """
         try:
@@ -328,7 +328,9 @@ class Ledger:
 
 
 def _as_json_holds(weight: Any) -> Any:
-    """A weight as JSON holds it, which knows no numbers of numpy. What is none stays as it is, to be refused by name."""
+    """A weight as a Python number, since JSON has no numbers of numpy. Anything else is returned as it is, and refused later by
+    name.
+    """
     return float(weight) if is_weight(weight) and not isinstance(weight, int | float | Schedule) else weight
 
 

@@ -142,7 +142,7 @@ def recorded_of(dataset: Store) -> Recorded:
 
 
 def kept_columns(tokens: FlatTokens) -> Columns | None:
-    """The columns that a dataset keeps of the sequences of a split; None where it keeps none."""
+    """The columns that a dataset keeps of the sequences of a split; None if it keeps none."""
     found = recorded_of(dataset_of(tokens.store)).columns.get(posixpath.basename(tokens.store.root))
     return found if found is not None and found.kinds else None
 

@@ -61,7 +61,7 @@ class ReadAhead:
 
 
 def budget_of(views: Iterable[Any]) -> int:
-    """Bytes that are read ahead of views; 0 where none of them is in a store with a cache."""
+    """Bytes to prefetch for some views; 0 if none of them is in a store with a cache."""
     return min((units.read_ahead for view in views if (store := _store_of(view)) and (units := store.units)), default=0)
 
 
@@ -178,7 +178,7 @@ class View(Protocol):
 
 
 def views_of(view: Any, epochs: Int64s) -> list[tuple[Any, Int64s]]:
-    """The view as it is in each of the epochs (int64[n]), and the places of these: int64[k]. One, where all are alike."""
+    """The view as it is in each of the epochs (int64[n]), and the places of these: int64[k]. One, if all are alike."""
     different = np.unique(epochs).tolist() if getattr(view, "has_epochs", False) else []
     if not different:
         return [(view, np.arange(len(epochs)))]
@@ -195,8 +195,8 @@ def joined(parts: Sequence[Part], *, are_alike: bool) -> Any:
 
 
 def dealt(costs: Int64s, counts: Int64s) -> Int64s:
-    """Which host has each row: int64[n]. Host h has ``counts[h]`` rows. The dearest row that is left goes to the host that has
-    the least cost so far, of those with room for one more.
+    """The host of each row: int64[n]. Host h has ``counts[h]`` rows. Rows are dealt by falling cost, each to the host with the
+    least cost so far among those with room.
     """
     host_of, room = np.empty(len(costs), np.int64), counts.tolist()
     hosts = [(0, host) for host in range(len(room)) if room[host]]

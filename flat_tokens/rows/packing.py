@@ -41,7 +41,7 @@ class _PackedFields(NamedTuple):
 
 
 class PackedDocuments(Attention, Row, _PackedFields):  # type: ignore[misc]
-    """Documents one after another, padded on the right; one pack or many.
+    """Consecutive documents, padded on the right; one pack or many.
 
     ``tokens``: int32[..., length], the padding id in padding.
     ``labels``: int64[..., length], the same tokens, not shifted, -100 in padding and where the loss mask of the dataset, if it
@@ -115,13 +115,13 @@ class PackedDocumentsView(SplitView):
 
     ``fit="best"`` opens a pack with the longest document that is left and fills it with the longest that fit: less
     padding, and never more packs than documents in order take. Longer documents than a pack are cut into full packs and a
-    rest where *split_across_pack* is set; all others stay complete. Documents of a pack are in their order, and packs are
+    rest if *split_across_pack* is set; all others stay complete. Documents of a pack are in their order, and packs are
     near it. Empty documents are in none.
 
     ``fit="crop"`` leaves no padding: every pack is full. Documents are taken 262,144 at a time, and those that do not fill a pack
-    wait for more. A pack has the longest document that is left and fits, again and again; where none fits, the shortest one is
+    wait for more. A pack has the longest document that is left and fits, again and again; if none fits, the shortest one is
     cut at the pack's end. Its rest is dropped; with ``on_crop="keep"`` it is one more piece for later packs, of any length and
-    cut again if need be, and only where no document of these is left does one open a pack. All other packs begin with the
+    cut again if need be, and only if no document of these is left does one open a pack. All other packs begin with the
     begin of a document. Packs are in the order in which they are made, long documents first: shuffle them. The documents of
     a last pack that is not full, and empty ones, are in none.
 
@@ -259,7 +259,7 @@ class PackedDocumentsView(SplitView):
     def _tokens_and_labels(
         self, views: Sequence[Part], found: Sequence[Parts], parts: Parts, *, with_labels: bool
     ) -> tuple[Array, Array]:
-        """``tokens`` and, where they are wanted, ``labels`` of packs, without their padding: int32[rows, length],
+        """``tokens`` and, if they are wanted, ``labels`` of packs, without their padding: int32[rows, length],
         int64[rows, length] or None.
         """
         shape = len(parts.splits) - 1, self.length

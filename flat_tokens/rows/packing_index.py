@@ -138,7 +138,7 @@ class _Stock:
 
 
 class _Filling:
-    """Rows that are being filled of numbered pieces. With *crop* none has room left: where no piece fits, one is cut.
+    """Rows that are being filled of numbered pieces. With *crop* none has room left: if no piece fits, one is cut.
 
     ``cuts``: (piece, tokens that were taken of it), with *keep*. The rests are numbered in this order, after all pieces.
     """

@@ -97,7 +97,7 @@ class Weight(NamedTuple):
 
     @classmethod
     def of(cls, weight: float | Schedule, first_step: int, position: int, batch_size: int, row_tokens: int | None) -> Self:
-        """A weight of a run whose step *first_step* begins at *position*. TypeError for tokens where rows have no one length."""
+        """A weight of a run whose step *first_step* begins at *position*. TypeError for tokens if rows have no one length."""
         if not isinstance(weight, Schedule):
             return cls(Schedule([(0, weight)], "sample", "constant"), Fraction(0), Fraction(1))
         if weight.by == "step":
@@ -161,7 +161,7 @@ class WeightRun(NamedTuple):
 def stretches(start: int, weights: Sequence[Weight], left: Sequence[int | None]) -> Iterator[WeightRun]:
     """The stretches of sources with these weights from sample *start* on, of which *left* samples are left (None: endless).
 
-    They end where no source that has a weight has samples left. ValueError if none has a weight although all have samples.
+    They end if no source that has a weight has samples left. ValueError if none has a weight although all have samples.
     """
     changes = sorted({change for weight in weights for change in weight.changes() if change > start})
     remaining, drawn, debts = list(left), np.zeros(len(weights), np.int64), [0] * len(weights)
@@ -206,7 +206,9 @@ def _next_stretch(
     drawn: Int64s,
     debts: list[int],
 ) -> WeightRun:
-    """As many whole blocks as there are samples for; else a shorter block, up to *end* or to the end of a source."""
+    """The next stretch: all complete blocks for which there are samples, or else a shorter block, up to *end* or to the end of
+    a source.
+    """
     room = MIXTURE_BLOCK if end is None else min(end - position, MIXTURE_BLOCK)
     if room == MIXTURE_BLOCK:
         quotas = block_quotas(active)
@@ -230,7 +232,7 @@ def _blocks_for(before: Int64s, count: int) -> int:
 
 
 def _single(active: Sequence[Fraction | int], length: int, debts: list[int]) -> list[int]:
-    """The samples of each source in one block of *length*; what they lack of the exact share is owed to the next block."""
+    """The samples of each source in one block of *length*. The difference from the exact share is carried to the next block."""
     shares = apportioned(active, 1 << SHARE_BITS)
     owed = [share * length + debt if share else 0 for share, debt in zip(shares, debts, strict=True)]
     counts = [max(share >> SHARE_BITS, 0) for share in owed]
@@ -345,7 +347,7 @@ class Phase:
         return self.sources[source], nth + self._shifts[source]
 
     def positions(self, source: int, places: Int64s) -> Int64s:
-        """The inverse, for places in the stream of one source: int64[n], -1 where the phase does not draw a place."""
+        """The inverse, for places in the stream of one source: int64[n], -1 if the phase does not draw a place."""
         found = np.full(len(places), -1)
         if not self._stretches or not (own := np.flatnonzero(self.sources == source)).size:
             return found
@@ -371,10 +373,9 @@ class Phase:
         return found
 
     def _within_in_turn(self, number: int, k: int, rank: Int64s, block: Int64s, by_slots: bool = False) -> Int64s:
-        """Where samples *rank* of source *k* are in blocks *block* of a stretch, which do not decrease: int64[n].
-
-        Of a source that has few samples in a block, or *by_slots*, the places of all of them are computed. Of another, the
-        sources of the block's positions are, from its nearer end up to the sample.
+        """The places of samples *rank* of source *k* in blocks *block* of a stretch: int64[n]. The blocks do not decrease. If a
+        source has few samples in a block, or with *by_slots*, the places of all its samples are computed. Otherwise the sources
+        of the block's positions are computed, from its nearer end up to the sample.
         """
         if len(self.sources) == 1:
             return rank

@@ -168,7 +168,7 @@ class FlatTokens:
         """All tokens in order, cut every *length*: rows of ``inputs``, ``targets``, ``is_seq_start`` and so on.
 
         With *bos* and *eos*, here and below, each document begins and ends with that token, as if it were stored. With
-        *loss_mask* rows have a ``loss_mask`` in any case: where the dataset has none, all tokens count. With *fim* the middle of
+        *loss_mask* rows have a ``loss_mask`` in any case: if the dataset has none, all tokens count. With *fim* the middle of
         some documents is at their end; see `FillInMiddle`.
         """
         return PackedView(
@@ -228,7 +228,7 @@ class FlatTokens:
         """Documents packed into rows of *length*, as in torchtune or with less padding: ``tokens``, ``labels``, ``input_pos``.
 
         With *pad_to* each document is padded to a multiple of it, as kernels with context parallelism want. With ``fit="crop"``
-        every row is full: where no document fits, one is cut; *on_crop* drops or keeps its rest. ``view.fill`` has the waste.
+        every row is full: if no document fits, one is cut; *on_crop* drops or keeps its rest. ``view.fill`` has the waste.
         """
         return PackedDocumentsView(
             with_ends(with_middle(self, fim), bos, eos, loss_mask),

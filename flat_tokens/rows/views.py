@@ -52,7 +52,7 @@ class Fill(NamedTuple):
 
     ``share``: the part of the rows' places that hold a token and no padding, 0 to 1. ``cut``: tokens in no row, of documents that
     are in one with others. ``dropped``: tokens of documents that are in no row. ``sources``: the last three of each source, by
-    name; empty where the dataset does not record its documents' sources.
+    name; empty if the dataset does not record its documents' sources.
     """
 
     share: float
@@ -183,7 +183,7 @@ class TrainingFields(Attention, Row):
 
     @property
     def positions(self) -> Array:
-        """int32[..., length]: places since the sequence's start, or since the row's where that comes later."""
+        """int32[..., length]: places since the start of the sequence, or of the row if that is later."""
         places = places_along(self.encoded)
         return places - frameworks.running_max(places * self.is_seq_start)
 
@@ -304,7 +304,7 @@ class SplitView:
         return "fim" in getattr(self.tokens.encoded_tokens, "settings", ())
 
     def of_epoch(self, epoch: int) -> Self:
-        """The view whose rows are those of an epoch, from 0 on; the same view where ``has_epochs`` is false. It costs nothing."""
+        """The view whose rows are those of an epoch, from 0 on; the same view if ``has_epochs`` is false. It costs nothing."""
         if not self.has_epochs:
             return self
         arrays: dict[str, Any] = {"encoded_tokens": self.tokens.encoded_tokens, "loss_mask": self.tokens.loss_mask}
@@ -627,7 +627,7 @@ def block_starts(tokens: FlatTokens, length: int) -> Int64s:
 
 def _filled_next(entries: Int64s, counts_from: Int64s, not_before: Int64s, length: int) -> Int64s:
     """The states in which blocks become full whose tokens count from *counts_from*, by sequences from *not_before* on: int64[n],
-    ``2 * (len(entries) - 1)`` where none of these sequences fills the block.
+    ``2 * (len(entries) - 1)`` if none of these sequences fills the block.
     """
     count = len(entries) - 1
     sequence = np.maximum(np.searchsorted(entries[1:], counts_from + length), not_before)

@@ -67,7 +67,8 @@ class TokenPieces(NamedTuple):
 
 
 class VirtualTokens:
-    """``encoded_tokens`` that are made of those of *array*, stored or virtual; `over` its mask, the ``loss_mask`` of the same.
+    """``encoded_tokens`` made from those of *array*, which is stored or virtual. `over` the array's mask, it is their
+    ``loss_mask``.
 
     ``settings``: the arguments of a view that have them made, for JSON, with those of *array*.
     """
@@ -272,9 +273,9 @@ def with_middle(tokens: FlatTokens, fim: FillInMiddle | JsonObject | None) -> Fl
 
 
 class _Fragments(NamedTuple):
-    """The fragments, and what decides their cuts: where each begins as it is read, and how many before it have their middle at
-    the end, int64[n + 1] each; their keys, and which begin a document; the beginning of the random numbers of all, uint64[3, 1],
-    of two cuts and of the order.
+    """The fragments, and the facts that decide their cuts: the place where each begins as it is read, and the number of earlier
+    ones with their middle at the end, int64[n + 1] each; their keys, and which of them begin a document; the seeds of all
+    random numbers, uint64[3, 1]: of two cuts and of the order.
     """
 
     entries: Int64s
@@ -375,7 +376,7 @@ class _MiddleTokens(VirtualTokens):
             )
 
     def _text(self, fragment: int) -> tuple[str | None, int]:
-        """The text of a stored fragment and the number of its tokens; None where the tokens are not those of its text."""
+        """The text of a stored fragment and the number of its tokens; None if the tokens are not those of its text."""
         entries, before = self._all.entries, self._all.before
         count = int(entries[fragment + 1] - entries[fragment]) - SENTINELS
         first, (decode, encode) = int(entries[fragment]) - SENTINELS * int(before[fragment]), _codec(str(self._fim.tokenizer))
@@ -386,7 +387,7 @@ class _MiddleTokens(VirtualTokens):
         return next(texts, None), count
 
     def _of_characters(self, fragment: int) -> UInt32s | None:
-        """The encoded tokens of a fragment whose text is cut; None where it is cut between tokens."""
+        """The encoded tokens of a fragment whose text is cut; None if it is cut between tokens."""
         text, count = self._text(fragment)
         if text is None:
             return None
@@ -488,7 +489,7 @@ ENTRIES_PER_SAMPLE = 64
 
 def with_ends(tokens: FlatTokens, bos: int | None, eos: int | None, loss_mask: bool = False) -> FlatTokens:
     """The split with *bos* before and *eos* after each document, the empty ones too. Makes one pass over ``seq_starts``.
-    With *loss_mask* it has a mask in any case: all tokens count where it has none.
+    With *loss_mask* it has a mask in any case: all tokens count if it has none.
 
     ValueError for ids outside 0 to 2**31 - 1.
     """
@@ -507,7 +508,7 @@ def with_ends(tokens: FlatTokens, bos: int | None, eos: int | None, loss_mask: b
 
 
 def ends_of(tokens: FlatTokens) -> dict[str, int]:
-    """The ends that documents have next to what is stored: ``bos``, ``eos``, or none."""
+    """The ends that a view adds to the stored documents: ``bos``, ``eos``, or none."""
     return {name: end for name, end in settings_of(tokens).items() if name in ("bos", "eos")}
 
 

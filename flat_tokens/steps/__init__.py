@@ -72,7 +72,7 @@ class _Open(NamedTuple):
 
 class Stepped(NamedTuple):
     """The outcome of all steps for n documents. ``keep``: bool[n], which stay. ``texts``: of these. ``spans``: which characters
-    of each count, None for all of them; None where no step gives spans. ``columns``: of these, those that are kept and
+    of each count, None for all of them; None if no step gives spans. ``columns``: of these, those that are kept and
     those that steps give; None if there are none. ``kinds``: of the columns that steps give, of all documents that came to them.
 
     ``left_out``: the numbers of those that go, by step and reason, ascending. ``changed``: how many texts each step changed, of
@@ -116,7 +116,7 @@ class ReadySteps:
 
     def __call__(self, texts: pa.LargeStringArray, keys: UInt64s, columns: pa.RecordBatch | None = None) -> Stepped:
         """Take documents through all steps, which see their kept *columns*, n rows, and those that earlier steps give. ValueError
-        where a step gives something else than an outcome.
+        if a step gives something else than an outcome.
         """
         beside = {} if columns is None else dict(zip(columns.schema.names, columns.columns, strict=True))
         beside, kinds = {name: values for name, values in beside.items() if name not in self.gives_columns}, dict[str, str]()
@@ -229,7 +229,7 @@ def _spread(run: _StepOutcome, sound: Int64s, batch: pa.RecordBatch, faults: dic
 
 
 def _checked(name: str, outcome: Any, batch: pa.RecordBatch) -> tuple[Outcome, Bools]:
-    """An outcome with large strings, and which documents stay. ValueError where it is none for the batch."""
+    """An outcome with large strings, and which documents stay. ValueError if it is none for the batch."""
     count = len(batch)
     if not isinstance(outcome, Outcome):
         raise ValueError(f"step {name!r} gives {type(outcome).__name__}, not an Outcome")
@@ -252,7 +252,7 @@ def _checked(name: str, outcome: Any, batch: pa.RecordBatch) -> tuple[Outcome, B
 
 
 def _columns_of(name: str, step: Step, outcome: Outcome, count: int) -> dict[str, pa.Array]:
-    """The columns of an outcome, each of a kind that a dataset keeps. ValueError where they are not those that the step names."""
+    """The columns of an outcome, each of a kind that a dataset keeps. ValueError if they are not those that the step names."""
     given, wanted = dict(outcome.columns or {}), columns_given(step)
     if {*given} != {*wanted}:
         names = ", ".join(map(repr, given)) or "none"
@@ -306,7 +306,7 @@ def _pairs(name: str, spans: pa.Array) -> list[list[IntPair] | None]:
 def open_steps(steps: Sequence[JsonFacts]) -> ReadySteps:
     """Steps of which each has ``use`` and perhaps ``name``, ``options`` and ``version``.
 
-    ValueError for a step that is not there, for options that it does not take, and where it is of another version.
+    ValueError for a step that is not there, for options that it does not take, and if it is of another version.
     """
     try:
         steps_json = json.dumps([dict(step) for step in steps], sort_keys=True, allow_nan=False)

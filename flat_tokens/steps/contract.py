@@ -10,8 +10,8 @@ from flat_tokens.extras import pa
 
 
 class TextMatch(NamedTuple):
-    """Something that a step looks for, in a document: its number in the batch, the name of what was found, and facts of it, for
-    reports. Facts are numbers: no text is kept, as that of a document may have to be forgotten.
+    """A match of a step in a document: the document's number in the batch, the name of the match, and facts of it, for reports.
+    Facts are numbers, never text, because a document may have to be forgotten.
     """
 
     document: int

@@ -281,10 +281,11 @@ JOINED_BY = "\n"
 
 
 class Decontaminate:
-    """Looks for questions of evaluation sets in documents. *against*: the sets, each with a ``name``, and once a build has read
-    them with a ``digest``. *ngram*: so many consecutive words are a match; of questions with fewer words, but *min_words* or
-    more, all of them are. *action*: ``drop`` leaves the document out; ``mark`` writes the names of the sets to *column*;
-    ``span`` cuts the words out, with *context* characters on both sides. *sets_url*: where a build keeps the sets, by digest.
+    """Looks for questions of evaluation sets in documents. *against*: the sets, each with a ``name``, and with a ``digest``
+    once a build has read them. *ngram*: the number of consecutive words that are a match. A question with fewer words, but
+    *min_words* or more, matches with all of them. *action*: ``drop`` leaves the document out; ``mark`` writes the names of the
+    sets to *column*; ``span`` cuts the words out, with *context* characters on both sides. *sets_url*: where a build keeps the
+    sets, by digest.
     """
 
     version = "2"

@@ -244,8 +244,9 @@ def _other_characters(characters: _WideCharacters, plain: UInt8s, bounds: Int64s
 
 
 def _compose(forms: Int64s, second: Int64s, follows: Bools) -> None:
-    """Write one form for two that are it, such as parts of a syllable: the second one is nothing then. *second*: places that may
-    be a second one; *follows*: whether the character before each place is right before it, in the same text.
+    """Compose pairs of characters, such as the parts of a syllable: the place of the first gets the composed form, that of the
+    second NOTHING. *second*: places of characters that may be the second of a pair. *follows*: whether the character before
+    each place is directly before it in the same text.
     """
     tables = _tables()
     second = second[follows[second]]

@@ -212,9 +212,9 @@ class Units:
         return True
 
     def fetch_ahead(self, units: Sequence[Unit], chunks: Chunks) -> int:
-        """Fetch units that are neither in memory nor on the disk, in this order, after those that somebody waits for. Those on
-        the disk come into memory when they are asked for again before long; of others, the rows are read there. Returns the
-        bytes that come.
+        """Fetch units that are neither in memory nor on the disk, in this order, after those that a reader waits for. A unit on
+        the disk is loaded into memory if it is asked for twice in a short time; otherwise its rows are read from the disk.
+        Returns the bytes to be fetched.
         """
         size = 0
         for unit in units:

@@ -4,9 +4,10 @@ It keeps units: ranges of objects, each a file whose name is the digest of the o
 each of which ends in a crc32c over the unit's name, the page's number and its data. What is damaged, cut off, half written or of
 another unit fails that and is not a hit, so nothing is synced, and a reader needs no lock.
 
-Whoever adds or removes holds a lock (``flock``), which the system takes from the dead. The lock's file says how many bytes the
-units have: first the sum is raised, then a unit is written, so that a kill in between leaves it too high, never too low. It is
-counted again when it is damaged, older than the machine's start, or says that units must go. Those that were used longest ago go.
+A process that adds or removes units holds a lock (``flock``), which the system releases if the process dies. The lock's file
+says how many bytes the units have: first the sum is raised, then a unit is written, so that a kill in between leaves it too
+high, never too low. The sum is counted again if its file is damaged or older than the machine's start, or if units must be
+evicted. The least recently used ones are evicted.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class DiskCache:
             self._give_up(error)
 
     def _check_owner(self) -> None:
-        """OthersCacheError where other users may write to the cache: its files are read without a digest."""
+        """OthersCacheError if other users may write to the cache: its files are read without a digest."""
         status, remedy = os.stat(self.directory), "Name a directory of your own."
         if status.st_uid != os.geteuid():
             raise OthersCacheError(f"the cache {self.directory} is another user's. {remedy}")
@@ -93,7 +94,7 @@ class DiskCache:
         return DiskCache, (self.directory, self.most_bytes)
 
     def find(self, unit: str, start: int, stop: int) -> bytes | None:
-        """Bytes ``start:stop`` of a unit; None where it is not kept, or not as it was written."""
+        """Bytes ``start:stop`` of a unit; None if it is not kept, or not as it was written."""
         first, last = start // DATA_BYTES, -(-stop // DATA_BYTES)
         try:
             file = os.open(self._path(unit), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
@@ -194,7 +195,7 @@ class DiskCache:
                 os.close(file)
 
     def _recorded(self, lock: int) -> int | None:
-        """The sum in the lock's file; None where it is damaged, or was written before the machine's start."""
+        """The sum in the lock's file; None if it is damaged, or was written before the machine's start."""
         found = os.pread(lock, SUM.size + 1, 0)
         if len(found) != SUM.size:
             return None

@@ -71,7 +71,7 @@ os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 class LocalSink:
-    """A file written past the page cache where the system allows it, synced if it is to be *durable*, then renamed into place.
+    """A file written past the page cache if the system allows it, synced if it is to be *durable*, then renamed into place.
     Token data is written once and read much later, if at all by this machine: if it pushed everything else out of the page
     cache, a build would be slower than its disk. While one buffer is written, the next one is filled. *seen* gets the file's
     bytes in order, a buffer at a time. *unfinished*: the path of the file until it is complete; else it has a new name in
@@ -289,7 +289,7 @@ def named_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def raise_named(error: OSError, path: str | os.PathLike[str]) -> NoReturn:
-    """Raise an error of the system with the object's path, where it has no whole one, and the remedy."""
+    """Raise an error of the system with the object's path, if it has no whole one, and the remedy."""
     named = isinstance(error.filename, str | os.PathLike) and os.path.isabs(error.filename)
     if error.errno is not None and not named:  # those of libraries without a number have a message of their own
         error.filename = os.fspath(path)
@@ -300,7 +300,7 @@ def raise_named(error: OSError, path: str | os.PathLike[str]) -> NoReturn:
 
 
 def refuse_links(path: Path, top: str) -> None:
-    """NotADirectoryError where a link is in place of *path* or a directory between it and *top*, above it."""
+    """NotADirectoryError if a link is in place of *path* or a directory between it and *top*, above it."""
     place = os.fspath(path)
     while len(place) > len(top):
         if kind_of(place, follow_links=False) == "link":
@@ -309,7 +309,7 @@ def refuse_links(path: Path, top: str) -> None:
 
 
 def kind_of(path: str | os.PathLike[str], *, follow_links: bool = True) -> Literal["file", "directory", "link", "special"] | None:
-    """The kind of what is at a path; None where nothing is. OSError, naming it, where a failed lookup does not tell whether."""
+    """The kind of file at a path; None if nothing is there. OSError, naming the path, if the lookup fails without an answer."""
     try:
         mode = os.stat(path, follow_symlinks=follow_links).st_mode
     except OSError as error:
@@ -350,7 +350,7 @@ MAGIC = frozenset("*?[")
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory and its parents, where nothing is, so that they survive a power loss."""
+    """Make a directory and its parents, if nothing is, so that they survive a power loss."""
     if kind_of(path) is None:
         make_directory(path.parent)
         with contextlib.suppress(FileExistsError):  # made by another process, which may have removed it again by now
@@ -399,7 +399,9 @@ def directory_below(root: str, key: str) -> Iterator[int]:
 
 
 def remove(root: str, key: str) -> None:
-    """Remove a file, a link or a directory below *root*, never what a link leads to. Nothing happens if it is gone, or goes."""
+    """Remove a file, a link or a directory below *root*, never the target of a link. It may be gone already, or be removed
+    meanwhile.
+    """
     parent, _, name = key.rpartition("/")
 
     def stop(_: Callable[..., Any], path: str, fault: Any) -> None:

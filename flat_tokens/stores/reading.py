@@ -1,8 +1,7 @@
-"""Reading local files: the one place that opens them, and the roots that what is opened must be in.
-
-Who may write below a root can put a link there at any moment, in place of a file or of a directory above it. So nothing is
-looked up first and opened later: a path is opened without any effect on what is there, the system says which file that is, and
-that very file is read. `python -m tests.doors` refuses code that opens files in another way.
+"""Reading local files: the one place that opens them, and the roots in which they must be. A process that may write below a
+root can replace a file, or a directory above it, by a link at any moment. So no path is checked first and opened later: it is
+opened without any effect on the file, the system says which file was opened, and that very file is read. `python -m
+tests.doors` refuses code that opens files in another way.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def opened(path: str | os.PathLike[str], flags: int = 0) -> int:
 
 
 def descriptor(path: str | os.PathLike[str], flags: int = 0) -> int:
-    """The same of a plain file. ValueError for another one: a device has no end, a pipe perhaps nobody who writes."""
+    """A descriptor of a plain file. ValueError for any other kind: a device has no end, and a pipe may have no writer."""
     found = opened(path, flags)
     if stat.S_ISREG(os.fstat(found).st_mode):
         return found
@@ -115,7 +114,7 @@ def read_direct(path: str, start: int, stop: int, buffer: Buffer) -> memoryview 
 
 
 def _opened_within(path: str, flags: int, input_roots: str) -> int:
-    """A descriptor of what is at a path, within the roots. Nothing outside of them is opened, not even for a moment."""
+    """A descriptor of the file at a path within the roots. No file outside of them is opened, not even for a moment."""
     if _openat2 is not None and path.startswith(_real_roots(input_roots)) and "/.." not in path:
         # Below a root by its name, and no link on the way: then it is below the root.
         found: int = _openat2(_OPENAT2, _AT_FDCWD, path.encode("utf-8", "surrogateescape"), _how(_FLAGS | flags), _HOW_BYTES)
@@ -139,7 +138,7 @@ def _opened_within(path: str, flags: int, input_roots: str) -> int:
 
 @functools.lru_cache(8)
 def _real_roots(input_roots: str) -> tuple[str, ...]:
-    """The local roots of input, without links. Those of output are looked up where a path is below none of these."""
+    """The local roots of input, without links. The roots of output are looked up only if a path is below none of these."""
     return _local_roots(input_roots)
 
 
@@ -182,8 +181,8 @@ def _opened_and_compared(path: str, flags: int) -> int:
 
 
 def _check(path: str, real: str) -> None:
-    """ValueError if a path leads out of the roots. The worker's own directories of fetched files are apart from them: a path in
-    one leads to a file of one, and no link below a root does.
+    """ValueError if a path leads out of the roots. The worker's own directories of fetched files are separate: a path in one
+    must lead to a file in one, and no link below a root may lead there.
     """
     real += "/"  # so that a root which is a file is one, too
     listed = os.environ.get(INPUT_ROOTS), os.environ.get(OUTPUT_ROOTS)

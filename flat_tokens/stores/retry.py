@@ -54,8 +54,8 @@ CREDENTIALS = {
 
 
 class Tries(NamedTuple):
-    """How long an answer is waited for. The waits double from the first one to the longest, each cut short at random by up to a
-    half. It is given up after so many *attempts*, and *patience* seconds after the first failure.
+    """How long to wait for an answer. The waits double from the first to the longest, and each is shortened at random by up to
+    a half. The call is given up after this number of *attempts*, and *patience* seconds after the first failure.
     """
 
     first_wait: float
@@ -112,8 +112,8 @@ def teller(log: logging.Logger, what: str, describe: Callable[[Exception], str])
 
 def persist(call: Callable[[], T], what: str, patience: float = PATIENCE_SECONDS) -> T:
     """Call *call* and return its result. Retry transient errors of a store for up to *patience* seconds. TimeoutError, naming
-    *what*, where the store never answered; PermissionError, naming it too, where it forbids or no credentials are found; other
-    errors as they are, at once.
+    *what*, if the store never answered; PermissionError, naming it too, if it forbids the request or no credentials are found.
+    Other errors are raised as they are, at once.
     """
     names = CREDENTIALS.get(what.partition("://")[0].replace("abfss", "abfs"))
     where = f" ({names})" if names else ""
@@ -135,9 +135,9 @@ def persist(call: Callable[[], T], what: str, patience: float = PATIENCE_SECONDS
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether an error is transient: of a busy server, or a broken or silent connection. What is forbidden or missing, and a
-    wrong name or certificate, stays so. A FileNotFoundError that fsspec made of a transient error passes too, and what its store
-    in memory says when it is listed while another thread writes there.
+    """Whether an error is transient: a busy server, or a broken or silent connection. Forbidden or missing objects and wrong
+    names or certificates are not. A FileNotFoundError that fsspec made from a transient error is, and so is the error of its
+    store in memory if it is listed while another thread writes there.
     """
     import socket  # a store that fails needs them, a local dataset does not
     import ssl
@@ -175,7 +175,7 @@ def own_status(error: BaseException) -> int | None:
 
 
 def retry_after(error: BaseException) -> float:
-    """Seconds that a server wants us to wait, by the ``Retry-After`` of its answer; 0 where it names none, or a date."""
+    """Seconds that a server wants us to wait, by the ``Retry-After`` of its answer; 0 if it names none, or a date."""
     headers = getattr(getattr(error, "response", None), "headers", None) or {}
     return float(digits(str(headers.get("Retry-After", "")).strip()) or 0)
 

@@ -69,7 +69,7 @@ class Keys(NamedTuple):
 
 
 def keys() -> bytes:
-    """The text of the keys; empty where none is set. PermissionError where they cannot be had: the records may be right."""
+    """The text of the keys; empty if none is set. PermissionError if they cannot be read: the records may still be right."""
     if _used is not None:
         return _used
     path = os.environ.get(KEY_FILE)
@@ -80,7 +80,9 @@ def keys() -> bytes:
 
 @functools.cache
 def _text_in(path: str) -> bytes:
-    """The keys in a file. PermissionError if it has none, cannot be read, or if others can write it, or read what is private."""
+    """The keys in a file. PermissionError if it has none, if it cannot be read, or if other users can write it, or read a
+    private key.
+    """
     if not path:
         raise PermissionError(f"{KEY_FILE} is empty. Name the file of the key, or unset it.")
     try:
@@ -128,7 +130,7 @@ def _key(data: bytes, where: str) -> Any:
 
 
 def public_key_in(path: str) -> Any:
-    """The public key in a file. ValueError where it is something else."""
+    """The public key in a file. ValueError if it is something else."""
     try:
         with open(path, "rb") as file:
             found = keys_of(file.read(MOST_BYTES), f"--key {path}")
@@ -168,7 +170,7 @@ def of_record(place: str, data: bytes) -> Statement:
 
 
 def with_statement(lines: bytes, said: Statement) -> bytes:
-    """The content of the file of a record with one more statement: it has the newest lines of each kind. PermissionError where
+    """The content of the file of a record with one more statement: it has the newest lines of each kind. PermissionError if
     there are public keys only.
     """
     if (key := keys_of(keys()).private) is None:
@@ -190,7 +192,7 @@ def statements_in(lines: bytes, public: Any) -> Iterator[Statement]:
 
 
 def is_signed(lines: bytes, place: str, data: bytes) -> bool:
-    """Whether a statement says that the record at *place* has *data*. A copy outside of an output may come from any place of its
+    """Whether a statement says that the record at *place* has *data*. A copy outside of an output may be of any place of its
     kind.
     """
     sha256 = hashlib.sha256(data).hexdigest().encode()

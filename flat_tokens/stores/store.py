@@ -2,8 +2,8 @@
 
 An object appears under its name complete or not at all: on a local disk it is written under a staging name, synced and renamed;
 an object store shows an upload when it is finished. Requests of a remote store that fail because it is busy or the connection
-broke are repeated. Records are JSON documents: manifests, receipts, metadata. Whoever may write there must not be able to stop
-those who read them.
+broke are repeated. Records are JSON documents: manifests, receipts, metadata. A record that a stranger wrote must not stop its
+readers.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ BLAKE3 = "blake3:"
 
 
 def is_below(key: object) -> bool:
-    """Whether what a manifest, a receipt or an index says is the name of an object next to it, or below."""
+    """Whether a name in a manifest, a receipt or an index is that of an object next to it, or below."""
     return isinstance(key, str) and not {"\0", "\\"} & set(key) and not {"", ".", ".."} & set(key.split("/"))
 
 
@@ -169,7 +169,7 @@ class Store:
 
     @property
     def url(self) -> str:
-        """The root as a person writes it: a plain path where it is local, else a URL."""
+        """The root as a person writes it: a plain path if it is local, else a URL."""
         return self.root if self.is_local else self.url_of(self.root)
 
     def __truediv__(self, name: str) -> Store:
@@ -263,7 +263,7 @@ class Store:
     def _from_the_beginning(
         self, keys: Sequence[str], starts: Sequence[int], stops: Sequence[int | None]
     ) -> tuple[list[int], list[int | None], dict[int, bytes | FileNotFoundError]]:
-        """Starts and stops with the sizes of objects in place of last bytes, where the store does not read these; and, by their
+        """Starts and stops with the sizes of objects in place of last bytes, if the store does not read these; and, by their
         numbers, the answers that are known with the sizes: of missing and empty objects.
         """
         counted, ends, answered = list(starts), list(stops), dict[int, bytes | FileNotFoundError]()
@@ -334,7 +334,7 @@ class Store:
         return False
 
     def has(self, key: str) -> bool:
-        """Whether there is an object of this very name: one request. If there is none, ``exists`` also asks for a prefix."""
+        """Whether there is an object with exactly this name: one request. ``exists`` also asks for a prefix if there is none."""
         if self.is_local:
             return local.kind_of(self.path(key)) == "file"
         try:
@@ -682,7 +682,9 @@ def _beginning(store: Store, key: str, length: int) -> bytes:
 
 
 def read_json(store: Store, key: str, most: int = MAX_RECORD_BYTES, what: str = "a record") -> JsonObject:
-    """A JSON object, in one request. FileNotFoundError if there is none; ValueError, naming it, if it is none or too large."""
+    """Read a JSON object, in one request. FileNotFoundError if it is missing; ValueError, naming it, if it is not a JSON object
+    or too large.
+    """
     return json_object(read_record(store, key, most, what), store.path(key))
 
 

@@ -51,7 +51,7 @@ def read(file: TextFile, part: Range) -> Iterator[Rows]:
 
 
 def _blocks(opened: BinaryIO, limit: int, size: int, quoted: bool) -> Iterator[bytes | None]:
-    """Blocks of whole rows of about *size* bytes, as far as quotes tell; None, at the end, where a row is longer than *limit*."""
+    """Blocks of whole rows of about *size* bytes, as far as quotes tell; None, at the end, if a row is longer than *limit*."""
     pending = b""
     while data := opened.read(size):
         pending += data
@@ -69,7 +69,7 @@ def _blocks(opened: BinaryIO, limit: int, size: int, quoted: bool) -> Iterator[b
 
 
 def _last_end(data: bytes) -> int:
-    """Where the last row ends in *data*, which begins with one, as far as quotes tell; 0 where none does."""
+    """The end of the last complete row in *data*, which begins with a row, as far as quotes show it; 0 if no row ends."""
     at = data.rfind(b"\n")
     is_quoted = np.count_nonzero(np.frombuffer(data, np.uint8, max(at, 0)) == QUOTE) % 2 == 1
     while at >= 0 and is_quoted:
@@ -80,12 +80,12 @@ def _last_end(data: bytes) -> int:
 
 
 def _outside(places: Int64s, quotes: Int64s) -> Int64s:
-    """Those of *places* that do not stand within quotes."""
+    """The *places* that are not within quotes."""
     return places[np.searchsorted(quotes, places) % 2 == 0] if quotes.size else places
 
 
 def _parse(block: bytes, file: TextFile, header: list[str]) -> pa.RecordBatch | None:
-    """The rows of a block by Arrow's parser, which is not strict. None where Python's might read them otherwise, or not."""
+    """The rows of a block by Arrow's parser, which is not strict. None if Python's might read them otherwise, or not."""
     delimiter = _delimiter(file)
     padded = np.frombuffer(b"\n%b\n" % block, np.uint8)  # byte i of the block is i + 1 here
     quotes = np.flatnonzero(padded[1:-1] == QUOTE) if file.quotes != "none" else NONE
@@ -125,7 +125,7 @@ def _may_merge_rows(file: TextFile) -> bool:
 
 
 def _check_row(file: TextFile, row: bytes, columns: int, delimiter: bytes) -> None:
-    """ValueError where a row goes over several lines, each of which is a row by itself."""
+    """ValueError if a row has several lines, each of which would be a row by itself."""
     lines = row.removesuffix(b"\n").split(b"\n")
     if len(lines) > 1 and all(line.count(delimiter) == columns - 1 for line in lines):
         begin = lines[0][:40].decode("utf-8", "replace")
@@ -169,8 +169,8 @@ def _delimiter(file: TextFile) -> str:
 
 def _rows(file: TextFile, limit: int, start: int = 0, number: int = -1, columns: int = 0) -> Iterator[list[str] | str]:
     """The rows of a CSV file, its header first, without blank lines, from byte *start* on, where row *number* begins. For a row
-    that is not CSV, the error as a string. Bytes that are not UTF-8 become surrogates. ValueError where a quote is not closed, or
-    not within *limit* characters; and, where the number of *columns* is given, where a row may well be several.
+    that is not CSV, the error as a string. Bytes that are not UTF-8 become surrogates. ValueError if a quote is not closed, or
+    not within *limit* characters; and, if the number of *columns* is given, if a row may well be several.
     """
     length, ended = 0, False
     held: list[str] = []  # the lines of a row
@@ -241,7 +241,7 @@ def ranges(file: TextFile, range_bytes: int) -> Iterator[Range]:
 
 
 def _cells(line: str, delimiter: str) -> list[str]:
-    """The cells of a line; none where it is not a line of such a file."""
+    """The cells of a line; none if it is not a line of such a file."""
     try:
         return next(csv.reader([line], delimiter=delimiter), [])
     except csv.Error:

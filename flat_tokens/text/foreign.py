@@ -47,14 +47,14 @@ _NOT_CONTENT = re.compile(b"|".join(begins for begins, _ in (*POINTERS.values(),
 
 
 def packed_as(head: bytes) -> str | None:
-    """The ending of the compression whose files begin like *head*; None where no one that is read does."""
+    """The ending of the compression whose files begin like *head*; None if no known one does."""
     if not _COMPRESSED.match(head):
         return None
     return next(ending for ending, begins in BEGINS.items() if re.match(begins, head))
 
 
 def refuse_foreign(head: bytes, name: str) -> None:
-    """ValueError where a file is packed in a way that is not read, or is a pointer to a file that was not fetched."""
+    """ValueError if a file is packed in a way that is not read, or is a pointer to a file that was not fetched."""
     if not _NOT_CONTENT.match(head):
         return
     for program, (begins, remedy) in POINTERS.items():

@@ -135,8 +135,8 @@ def _skipped(file: BinaryIO, data: bytes) -> bytes:
 
 
 def _window_of(data: bytes, max_window: int) -> int:
-    """The window of the frame with which *data* begins: the bytes of text that its unpacking keeps in memory. _UnreadError where
-    they are more than *max_window*, or where the frame needs a dictionary.
+    """The window of the frame with which *data* begins: the bytes of text that its unpacking keeps in memory. _UnreadError if
+    they are more than *max_window*, or if the frame needs a dictionary.
     """
     if re.match(LZ4, data):  # its skippable frames begin as those of zstd
         raise _UnreadError("is packed as .lz4, which is not read here. Unpack it first: lz4 -d")
@@ -175,7 +175,7 @@ PACKED = frozenset((*COMPRESSIONS, *OTHER_ENDINGS, *FOREIGN))
 
 
 def compression_of(head: bytes, name: str = "") -> str | None:
-    """The ending of the compression whose files begin like *head*; None where the file is not compressed. ValueError where *name*
+    """The ending of the compression whose files begin like *head*; None if the file is not compressed. ValueError if *name*
     says that it is, and it begins neither so nor as text or a known format.
     """
     if (found := packed_as(head)) is not None:
@@ -192,7 +192,7 @@ MAGICS = tuple(magic for row in FORMATS.values() for magic in row.begins)
 
 
 def _is_text(head: bytes) -> bool:
-    """Whether bytes are text in UTF-8, as those of a file that kept its name when it was unpacked."""
+    """Whether bytes are text in UTF-8, as in a file that was unpacked and kept its name."""
     try:
         text = codecs.getincrementaldecoder("utf-8")().decode(head, len(head) < HEAD_BYTES)  # else it may end within a character
     except UnicodeDecodeError:
@@ -207,8 +207,8 @@ def unpacked(
     max_expansion: int = limits.MAX_EXPANSION,
     max_window: int = limits.LONGEST_WINDOW,
 ) -> Iterator[bytes]:
-    """The unpacked bytes of a compressed file, in blocks. ValueError, with *name* and the place, where it is damaged, where its
-    bytes so far become more than *max_expansion* times as many, or where unpacking keeps more than *max_window* bytes in memory.
+    """The unpacked bytes of a compressed file, in blocks. ValueError, with *name* and the place, if it is damaged, if its
+    bytes so far become more than *max_expansion* times as many, or if unpacking keeps more than *max_window* bytes in memory.
     """
     size = 0
     try:
@@ -229,9 +229,8 @@ def unpacked(
 
 
 def detect_format(head: bytes, name: str, wanted: FileFormat | Literal["auto"] = "auto") -> FileFormat:
-    """The format of a file that begins with *head*: what its content shows, else what is *wanted*, else what its name says.
-
-    ValueError where these contradict each other, or where none of them says.
+    """The format of a file that begins with *head*: from its content, else the *wanted* one, else from its name. ValueError if
+    these contradict each other, or if none of them decides.
     """
     if not head:
         raise ValueError(f"{name} is empty (0 bytes). Remove it, or write it again.")

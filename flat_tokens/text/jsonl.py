@@ -77,8 +77,8 @@ def read(file: TextFile, part: Range) -> Iterator[Rows]:
 
 
 def parse_together(block: bytes, file: TextFile) -> Rows | None:
-    """The lines of several files of a source, which *file* is one of. None where each file alone may give something else: a line
-    needs a closer look, or a kept column has fractions, next to which integers are not what they are alone.
+    """The lines of several files of a source, of which *file* is one. None if each file alone might give another result: a line
+    needs a closer look, or a kept column has fractions, which change the kind of integers next to them.
     """
     rows = _parse_alone(block, file)
     has_fractions = rows is not None and rows.columns is not None and pa.float64() in rows.columns.schema.types
@@ -122,7 +122,7 @@ def _parse_fast(
     block: bytes, file: TextFile, limit: int, start: int, seen: int, id_type: pa.DataType | None, types_of_kept: Types
 ) -> tuple[Rows | None, pa.DataType | None]:
     """The lines of a block by Arrow's parser, and the type of their ids, which is tried first for the next block; None
-    where the parser does not take a line, so that each is looked at alone.
+    if the parser does not take a line, so that each is looked at alone.
     """
     data = np.frombuffer(block, np.uint8)
     ends = np.flatnonzero(data == ord("\n"))
@@ -171,7 +171,7 @@ def _parse_fast(
 
 
 def _may_have_dots(block: bytes, paths: Sequence[str]) -> bool:
-    """Whether keys may have dots of a path in their names: then each line says what the path means."""
+    """Whether names of keys may contain the dots of a path: then each line decides what the path means."""
     if b"\\u002" in block:
         return True
     for path in paths:
@@ -312,7 +312,7 @@ def _refuse(number: str) -> None:
 
 
 def _number(written: str) -> float | Decimal:
-    """A number with a fraction or an exponent; a decimal where float64 has none so large."""
+    """A number with a fraction or an exponent; a decimal if float64 has none so large."""
     if math.isfinite(found := float(written)):
         return found
     try:
@@ -382,7 +382,7 @@ def _value(line: JsonObject, path: str) -> Any:
 
 
 def _joined(texts: list[Any], file: TextFile) -> bytes | None:
-    """The document of a line, of its text or texts; None where one is null."""
+    """The document of a line, of its text or texts; None if one is null."""
     if file.tools_column is not None and texts[-1] is None:
         texts = [*texts[:-1], ""]
     if any(text is None for text in texts):

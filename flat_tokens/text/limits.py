@@ -36,7 +36,7 @@ def longest_line(max_bytes: int) -> int:
 
 
 def check_expansion(unpacked: int, stored: int, most: int, name: str) -> None:
-    """ValueError where *stored* bytes of a file stand for more than *most* times as many, and for many at all."""
+    """ValueError if *stored* bytes of a file stand for more than *most* times as many, and for many at all."""
     if unpacked > max(most * stored, ANY_EXPANSION):
         raise ValueError(
             f"{name}: {stored:,} bytes of it stand for {unpacked:,} bytes or more; source.max_expansion allows {most:,} times as "

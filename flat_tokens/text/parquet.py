@@ -48,7 +48,7 @@ def read(file: TextFile, part: Range) -> Iterator[Rows]:
 
 @contextlib.contextmanager
 def _opened(file: TextFile) -> Iterator[pa.parquet.ParquetFile]:
-    """A file read in small pieces, its page checksums checked where it has them."""
+    """A file read in small pieces, its page checksums checked if it has them."""
     with contextlib.ExitStack() as stack:
         opened = stack.enter_context(library_path(file.path) if file.is_local else file.open())
         if file.content is not None:
@@ -89,7 +89,7 @@ def _batches(
 
 
 def _pages_of_columns(parquet: pa.parquet.ParquetFile, file: TextFile, part: Range) -> list[list[Page]]:
-    """The pages of each column of a range. ValueError where one is larger than any document makes it."""
+    """The pages of each column of a range. ValueError if one is larger than any document makes it."""
     metadata = parquet.metadata
     # A column that has the path of a field for its name counts, as it does when its values are read.
     order = sorted(range(metadata.num_columns), key=lambda i: metadata.schema.column(i).path == metadata.schema.column(i).name)
@@ -275,7 +275,7 @@ class Footers:
         self._lock = threading.Lock()
 
     def find(self, file: TextFile) -> tuple[FileState, pa.parquet.FileMetaData | None]:
-        """The state of a file now, and its footer. None where that has to be read."""
+        """The state of a file now, and its footer. None if that has to be read."""
         state = _state_of(file)
         with self._lock:
             if state not in self._kept:

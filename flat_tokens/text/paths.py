@@ -69,7 +69,7 @@ def with_paths(schema: pa.Schema, wanted: Sequence[str]) -> pa.Schema:
 
 
 def column_at(batch: pa.RecordBatch, path: str) -> pa.Array:
-    """The values at a path of a batch that has it; null where a struct on the way is null."""
+    """The values at a path of a batch that has it; null if a struct on the way is null."""
     if path in batch.schema.names:
         return batch.column(path)
     first, *steps = steps_of(fields_of(batch.schema), path) or [path]

@@ -32,7 +32,7 @@ class Separator:
         self._pattern = re.compile(pattern) if len(within) > 1 else None
 
     def find(self, data: bytes | bytearray, start: int = 0) -> IntPair | None:
-        """Where the first one at *start* or later begins and ends."""
+        """The begin and end of the first separator at *start* or later."""
         if self._pattern is None:
             at = data.find(self.data, start)
             return None if at < 0 else (at, at + len(self.data))
@@ -40,7 +40,7 @@ class Separator:
         return found and found.span()
 
     def last_end(self, data: bytearray, start: int) -> int:
-        """Where the last one in *data* ends, if one begins at *start* or later, else 0."""
+        """The end of the last separator in *data*, if one begins at *start* or later, else 0."""
         if self._pattern is None:
             at = _last_separator(data, self.data, start)
             return 0 if at < 0 else at + len(self.data)
@@ -205,8 +205,8 @@ def plain_texts(data: UInt8s, ends: Int64s, separator: bytes) -> tuple[pa.LargeB
 
 
 def _separators(data: UInt8s, ends: Int64s, separator: bytes) -> Int64s:
-    """Where separators begin, none of which goes over the end of a file. They are counted from left to right: in "---" the first
-    "--" is one.
+    """The places where separators begin, none of which crosses the end of a file. They are found from left to right: in "---"
+    it is the first "--".
     """
     if not separator or len(data) < len(separator):
         return np.empty(0, np.int64)

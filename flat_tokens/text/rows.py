@@ -30,7 +30,7 @@ else:
 
 class TextFile(NamedTuple):
     """An unpacked source file and how its text is read. ``name`` is for messages; ``path`` may be a URL. ``batch_bytes``:
-    text to read at a time, where less than BATCH_BYTES is wanted, from formats that are not cut as finely.
+    text to read at a time, if less than BATCH_BYTES is wanted, from formats that are not cut as finely.
     """
 
     path: str
@@ -47,7 +47,7 @@ class TextFile(NamedTuple):
     has_messages: bool = False
     """Whether the text column holds lists of messages, which become JSON."""
     tools_column: str | None = None
-    """With messages: the column of the tools that a conversation may call; null where it has none."""
+    """With messages: the column of the tools that a conversation may call; null if it has none."""
     kept_columns: tuple[str, ...] = ()
     """The columns that are given with the texts."""
     crlf: bool = False
@@ -80,7 +80,7 @@ class TextFile(NamedTuple):
         return tuple(name for name in self.kept_columns if name not in given) if given else self.kept_columns
 
     def kept(self, columns: Mapping[str, pa.Array], count: int) -> pa.RecordBatch | None:
-        """The kept columns of *count* rows, of their columns by name; None where none is kept."""
+        """The kept columns of *count* rows, of their columns by name; None if none is kept."""
         if not self.kept_columns:
             return None
         given = {name: _repeated(value, count) for name, value in self.partitions}
@@ -261,7 +261,7 @@ def _repeated(value: str | None, count: int) -> pa.Array:
 
 
 def _named_twice(kind: pa.DataType) -> str | None:
-    """The name of two fields of a struct, at any depth; None where names differ."""
+    """The name of two fields of a struct, at any depth; None if names differ."""
     fields = [kind.field(i) for i in range(kind.num_fields)]
     names = [field.name for field in fields] if pa.types.is_struct(kind) else []
     own = next((name for name in names if names.count(name) > 1), None)
@@ -282,7 +282,7 @@ def _no_column(file: TextFile, column: str, schema: pa.Schema, setting: str) -> 
 
 def as_kept(values: pa.Array, name: str, file: str) -> pa.Array:
     """The values of a kept column as one of the kinds of ``flat_tokens.columns``: numbers as int64, uint64 or float64, dates and
-    times as ISO 8601 text, U+FFFD for what is not UTF-8. ValueError where the column holds something else.
+    times as ISO 8601 text, U+FFFD for what is not UTF-8. ValueError if the column holds something else.
     """
     values = as_plain(values)
     kind, types = values.type, pa.types
@@ -408,7 +408,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def is_view(kind: pa.DataType) -> bool:
-    """Whether texts, or bytes, of this type are views of data that lies elsewhere."""
+    """Whether texts or bytes of this type are views of data in another buffer."""
     return kind in (pa.string_view(), pa.binary_view())
 
 
@@ -424,7 +424,7 @@ the mark.
 
 
 def with_completions(prompts: pa.Array, completions: pa.Array) -> pa.Array:
-    """Each prompt and its completion as one text, which `prompts_and_completions` takes apart; null where one is."""
+    """Each prompt and its completion as one text, which `prompts_and_completions` divides again; null if one of them is."""
     before, behind = (to_large(values).cast(pa.large_binary()) for values in (prompts, completions))
     before = pa.compute.replace_substring(before, NUL, ESCAPED_NUL)
     return pa.compute.binary_join_element_wise(before, behind, pa.scalar(BOUNDARY, pa.large_binary()))
@@ -459,7 +459,7 @@ def messages_as_json(values: pa.Array) -> pa.Array:
             return _texts_as_json(values, messages, encoder)
 
     def message(one: JsonObject | None) -> bytes:
-        """As ``json_bytes``, in half of the time where the values are text."""
+        """As ``json_bytes``, in half of the time if the values are text."""
         if not one:
             return json_bytes(one)
         some = [pair for pair in one.items() if pair[1] is not None or pair[0] in KEPT_NULLS]
@@ -480,9 +480,7 @@ def _are_texts(values: pa.Array, messages: pa.StructArray) -> bool:
 
 
 def _texts_as_json(values: pa.Array, messages: pa.StructArray, encoder: msgspec.json.Encoder) -> pa.Array:
-    """The same where all values of the *messages* of lists are texts: one Python string a value, and none of what
-    is made of them.
-    """
+    """The same if all values of the *messages* of lists are texts: it makes one Python string a value, and no other object."""
     texts, join = functools.partial(kept.texts_as_arrow, kind=pa.large_binary()), pa.compute.binary_join_element_wise
     columns, parts = messages.flatten(), list[Any]()
     for number, (field, column) in enumerate(zip(messages.type, columns, strict=True), 1):
@@ -499,8 +497,8 @@ def _texts_as_json(values: pa.Array, messages: pa.StructArray, encoder: msgspec.
 
 
 def with_tools(messages: pa.Array, tools: pa.Array) -> pa.Array:
-    """Conversations and their tools as texts: JSON both, with BOUNDARY in between; null if there are no messages. In what is
-    no JSON yet, keys that are null are left out at every depth: such a column has every key that one of its rows has.
+    """Conversations and their tools as texts: JSON both, with BOUNDARY in between; null if there are no messages. In a column
+    that is not JSON yet, keys with null are left out at every depth: such a column has every key that any of its rows has.
     """
     before, behind = (_without_nulls(values) if is_messages(values.type) else values for values in (messages, tools))
     nothing = pa.scalar(b"", pa.large_binary())
@@ -623,7 +621,7 @@ def _lengths(values: pa.Array) -> Int64s:
 
 
 def bounded(read: Callable[[TextFile, Range], Iterator[Rows]]) -> Callable[[TextFile, Range], Iterator[Rows]]:
-    """The same reader, for a format whose files may stand for any amount of text: ValueError where it is too much."""
+    """The same reader, for a format whose files may stand for any amount of text: ValueError if it is too much."""
 
     def read_within(file: TextFile, part: Range) -> Iterator[Rows]:
         text_bytes = 0
@@ -654,7 +652,7 @@ def to_large(values: pa.Array) -> pa.LargeStringArray:
 
 
 def as_unicode(values: pa.Array) -> tuple[pa.LargeStringArray, list[int]]:
-    """Values as text, with U+FFFD for what is not UTF-8, and the indices of the texts in which it stands."""
+    """Values as text, with U+FFFD for bytes that are not UTF-8, and the indices of the texts that had such bytes."""
     texts = to_large(values)
     try:
         texts.validate(full=True)
@@ -711,9 +709,9 @@ class SourceFormat(NamedTuple):
     """A format of source files.
 
     ``ranges`` checks a file and cuts it into ranges of about this many bytes of text. ``read`` yields the rows of a range.
-    ``rows_before`` counts the rows of the file before a range; None if these are not here. ``holding`` yields ranges
-    that hold all of some rows, each with its first row; without it the whole file is one range. ``columns``: the names of the
-    columns, None where a file does not tell; without it files have none. ``outline``: of a format that is read by ranges.
+    ``rows_before`` counts the rows of the file before a range; None if these are not here. ``holding`` yields ranges that hold
+    all of some rows, each with its first row; without it the whole file is one range. ``columns``: the names of the columns,
+    None if a file does not state them; without it files have no columns. ``outline``: of a format that is read by ranges.
     """
 
     endings: tuple[str, ...]

@@ -79,8 +79,8 @@ def has_header(head: bytes) -> bool:
 
 
 def _members(file: TextFile, opened: BinaryIO, start: int, stop: int) -> Iterator[Member]:
-    """The plain files whose headers begin at byte *start* or later, and before *stop*. ValueError, with the place, where a header
-    is damaged, and where the archive is cut off. Consecutive archives are one.
+    """The plain files whose headers begin at byte *start* or later, and before *stop*. ValueError, with the place, if a header
+    is damaged, and if the archive is cut off. Consecutive archives are one.
     """
     at, begun, name, size = start, start, None, None
     while at < stop:

@@ -86,7 +86,7 @@ class Record(NamedTuple):
 
 def _records(file: TextFile, start: int, stop: int) -> Iterator[Record]:
     """The records of a file that begin from byte *start* to *stop*. The content of one can be read until the next one is asked
-    for. ValueError, with the place of the record, where one is damaged or cut off.
+    for. ValueError, with the place of the record, if one is damaged or cut off.
     """
     place = f"the record at byte {start:,}"
 
@@ -174,8 +174,8 @@ class _WarcReader:
         collected.size += len(data)
 
     def _page(self, data: bytes, headers: fastwarc.HeaderMap, kind: str) -> tuple[bytes, dict[str, str | None]] | None:
-        """The text of a response or a resource in UTF-8, and the columns of its content; None where it is another kind of
-        content, or an error of the server. ValueError where it is not what it says, or too long.
+        """The text of a response or a resource in UTF-8, and the columns of its content. None if the content is of another
+        kind, or an error of the server. ValueError if it contradicts its headers, or is too long.
         """
         status = None
         if kind == "response" and data.startswith(b"HTTP/"):
@@ -226,7 +226,7 @@ class _WarcReader:
             return data
 
     def _bounded(self, blocks: Iterable[bytes]) -> bytes:
-        """All blocks. ValueError where they are too long for a document or for the file."""
+        """All blocks. ValueError if they are too long for a document or for the file."""
         room = max(limits.ANY_EXPANSION, self.file.max_expansion * self.stored) - self.unpacked
         most, parts, size = min(limits.longest_line(self.file.max_bytes), room), list[bytes](), 0
         for block in blocks:
@@ -258,7 +258,7 @@ def _media_type(headers: fastwarc.HeaderMap) -> str | None:
 
 
 def _inflated(data: bytes) -> Iterator[bytes]:
-    """The unpacked payload of deflate without zlib's header, which some servers send. zlib.error where it is none, or cut off."""
+    """The unpacked payload of deflate without zlib's header, which some servers send. zlib.error if it is none, or cut off."""
     unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
     for start in range(0, len(data), INFLATED_BYTES):
         if unpacker.eof:

@@ -194,7 +194,7 @@ def write_file(path: str, text: str) -> str:
 
 
 def option(text: str) -> tuple[str, Any]:
-    """A format's option: its value is JSON where it is JSON, else text."""
+    """A format's option: its value is JSON if it is JSON, else text."""
     key, equals, value = text.partition("=")
     if not key or not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
@@ -376,7 +376,7 @@ def vocabulary_for(corpus: Corpus, options: argparse.Namespace) -> Vocabulary | 
 
 
 def vocabulary_if_any(corpus: Corpus, options: argparse.Namespace) -> tuple[Vocabulary | None, str | None]:
-    """The vocabulary, or why there is none where the dataset names one. One named on the command line must be there."""
+    """The vocabulary, or the reason why that of the dataset cannot be had. One named on the command line must be there."""
     try:
         return vocabulary_for(corpus, options), None
     except (ValueError, ModuleNotFoundError) as error:

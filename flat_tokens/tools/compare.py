@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def compare(corpora: Sequence[Corpus], split: str | None = None, by: Sequence[str] | None = None) -> JsonObject:
-    """All numbers of a comparison, for JSON. ValueError where the corpora are not versions of the same documents and splits."""
+    """All numbers of a comparison, for JSON. ValueError if the corpora are not versions of the same documents and splits."""
     if len(corpora) < 2:
         raise ValueError("name two versions or more")
     tables = [token_bytes_of(corpus) for corpus in corpora]
@@ -92,7 +92,7 @@ def compare(corpora: Sequence[Corpus], split: str | None = None, by: Sequence[st
 
 
 def token_bytes_of(corpus: Corpus) -> TokenBytes:
-    """The bytes of a version's tokens. ValueError where it has no record of them."""
+    """The bytes of a version's tokens. ValueError if it has no record of them."""
     if not corpus.manifest:
         raise ValueError(f"{corpus.url}: has no manifest. Only versions that say what they are made of are compared")
     try:
@@ -104,7 +104,7 @@ def token_bytes_of(corpus: Corpus) -> TokenBytes:
 
 
 def check_same(a: Corpus, b: Corpus) -> None:
-    """ValueError, with the difference, where two corpora are not of the same documents in the same splits."""
+    """ValueError, with the difference, if two corpora are not of the same documents in the same splits."""
     for corpus in (a, b):
         for name in corpus.splits:
             if corpus.documents(name) is None:
@@ -128,7 +128,7 @@ def check_same(a: Corpus, b: Corpus) -> None:
 
 
 def columns_to_compare(corpora: Sequence[Corpus], by: Sequence[str] | None) -> list[str]:
-    """The kept columns to group documents by: those that are named, else a language. ValueError where a version has not one."""
+    """The kept columns to group documents by: those that are named, else a language. ValueError if a version has not one."""
     kept = [set(corpus.manifest.get("columns") or {}) for corpus in corpora]
     for name, (corpus, its) in itertools.product(by or (), zip(corpora, kept, strict=True)):
         if name not in its:
@@ -198,7 +198,7 @@ def _name(value: Any) -> str:
 
 
 def _groups(kind: str, corpora: Sequence[Corpus], counted: Sequence[VersionCounts], exact: Sequence[int]) -> list[JsonObject]:
-    """The groups of a kind, the one with most text first. ValueError where two versions have other text in one."""
+    """The groups of a kind, the one with most text first. ValueError if two versions have other text in one."""
     names = list(dict.fromkeys(name for of in counted for name in of.groups[kind]))
     nothing = np.zeros(3, np.int64)
     rows = []
@@ -245,7 +245,7 @@ def _version(corpus: Corpus, table: TokenBytes, counted: VersionCounts, text_byt
 
 
 def names_of(found: JsonFacts) -> list[str]:
-    """Short names of the versions: their tokenizers', with the output's where two are alike."""
+    """Short names of the versions: their tokenizers', with the output's if two are alike."""
     names = [str(version["tokenizer"]) for version in found["versions"]]
     outputs = [version["path"].split("/versions/")[0].rstrip("/").rpartition("/")[2] for version in found["versions"]]
     return [name if names.count(name) == 1 else f"{name} ({output})" for name, output in zip(names, outputs, strict=True)]

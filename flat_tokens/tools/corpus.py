@@ -51,7 +51,7 @@ WINDOW_TOKENS = 1 << 17
 
 class CorpusFile(NamedTuple):
     """A file that documents came from. ``number``: its number through all sources, as in the documents' ``file`` array.
-    ``line_ends``: crlf where line feeds of the source's separator may be CR LF in it.
+    ``line_ends``: crlf if line feeds of the source's separator may be CR LF in it.
     """
 
     number: int
@@ -211,8 +211,8 @@ def open_corpus(
 
 
 def _origin_of(root: Store) -> tuple[JsonObject, Store]:
-    """The record of what the export at a path was made of, and the directory that has it: the path's own or the one above. The
-    record is empty where neither has one. ValueError if it is something else.
+    """The origin record of the export at a path, and the directory that has it: the path or the one above. The record is empty
+    if neither has one. ValueError if it is not an origin record.
     """
     if any(root.exists(key) for key in (POINTER, "zarr.json", ".zgroup")):
         return {}, root
@@ -326,7 +326,7 @@ def corpora_below(root: Store) -> Iterator[Below]:
 
 
 class RunRecord(NamedTuple):
-    """A build's record of its inputs' paths. ``scratch``: the directory of fetched files, None where it is the output's own."""
+    """A build's record of its inputs' paths. ``scratch``: the directory of fetched files, None if it is the output's own."""
 
     source_paths: tuple[str | None, ...]
     tokenizer: str | None
@@ -336,7 +336,8 @@ class RunRecord(NamedTuple):
 
 def run_of(corpus: Corpus) -> RunRecord:
     """The newest record of a run that made the corpus's version, or an empty one. It is only a hint: files move, so their
-    content must be checked against the manifest; and whoever made the dataset chose its paths, so only consent opens them.
+    content must be checked against the manifest; and the maker of the dataset chose the paths, so they are opened only with the
+    user's consent.
     """
     nothing = RunRecord((), None, None, None)
     if corpus.output is None:

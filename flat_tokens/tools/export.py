@@ -171,8 +171,8 @@ def target(path_or_url: str) -> Store:
 
 
 def note_export(location: str, format: str, path_or_url: str) -> None:
-    """Note at the output of the version at *location* that it is exported, for ``forget`` there. Nothing is noted where this
-    process may only read. OSError, naming the path, where a local output may be written and the note cannot: ``forget`` would
+    """Note at the output of the version at *location* that it is exported, for ``forget`` there. Nothing is noted if this
+    process may only read. OSError, naming the path, if a local output may be written and the note cannot: ``forget`` would
     not know of the export.
     """
     above, _, version = location.rpartition("/")
@@ -365,9 +365,7 @@ def finish(request: ExportRequest, written: Sequence[WrittenPart], path_or_url: 
 
 
 def _tell_origin(request: ExportRequest, store: Store, byte_count: int) -> None:
-    """Write next to an export of *byte_count* bytes what it was made of, and, where that takes little room, of which document
-    each sequence is.
-    """
+    """Record next to an export of *byte_count* bytes its origin, and the document of each sequence if that takes little room."""
     dataset = Store.at(request.location)
     if not (manifest := manifest_of(dataset)):
         return

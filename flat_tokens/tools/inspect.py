@@ -103,7 +103,7 @@ def show_below(root: Store, below: list[Below], options: Namespace) -> int:
 
 
 def version_of(corpus: Corpus) -> str | None:
-    """The version's name where the corpus is one of a build's output."""
+    """The version's name if the corpus is one of a build's output."""
     return posixpath.basename(corpus.store.root) if corpus.output is not None and not corpus.receipt else None
 
 
@@ -216,7 +216,7 @@ def description_lines(described: JsonFacts, color: bool) -> Iterator[str]:
 
 
 def heading(described: JsonFacts, color: bool = False) -> list[str]:
-    """The lines that say what a dataset is and where, and an empty line."""
+    """The first lines on a dataset: its kind and its place, and an empty line."""
     kind = f"{described['kind']} {described['name']!r}" if described["name"] else described["kind"]
     version = f", version {described['version']}" if described["version"] else ""
     path = terminal.styled(described["path"], terminal.DIM, color)
@@ -293,7 +293,7 @@ def _source_lines(source: JsonFacts, color: bool) -> Iterator[str]:
 
 
 def source_facts(source: JsonFacts) -> tuple[str, str]:
-    """Where a source is from and how big it is; and its settings, without the empty ones."""
+    """The origin and size of a source, and its settings without the empty ones."""
     revision = f" at {source['revision']}" if source["revision"] else ""
     size = f"{terminal.plural(len(source['files']), 'file')}, {terminal.size(source['byte_count'])}"
     settings = (f"{key} {value}" for key, value in source["settings"].items() if value not in ({}, [], None))
@@ -430,10 +430,9 @@ def _find(
 
 
 def overlapping_windows(split: Readable, overlap: int) -> Iterator[tuple[UInt32s, Int64s, Int64s, int]]:
-    """All of a split's tokens in order. Of a sequence that a window cuts, *overlap* tokens are repeated.
-
-    Each time: ids uint32[n]; the first token of each sequence, 0 for the first, and n: int64[k + 1]; the sequences' numbers:
-    int64[k]; and how many tokens of the first one come before.
+    """All tokens of a split in order, in windows. If a window cuts a sequence, its last *overlap* tokens are repeated in the
+    next one. Yields the ids, uint32[n]; the first token of each sequence (0 for the first) and n, int64[k + 1]; the sequences'
+    numbers, int64[k]; and the number of earlier tokens of the first sequence.
     """
     carried, place = np.empty(0, np.uint32), 0  # the last tokens of the sequence that continues, and its tokens so far
     for window in windows(split):
@@ -456,7 +455,7 @@ def names_of_sets(steps: Sequence[JsonFacts]) -> list[str]:
 
 
 class SetReport(NamedTuple):
-    """An evaluation set in the totals of a dataset. ``questions``: of the set, None where that is not recorded; ``too_short``: of
+    """An evaluation set in the totals of a dataset. ``questions``: of the set, None if that is not recorded; ``too_short``: of
     these, with too few words to be looked for. ``documents``: that have some of it, ``share``: of all that were read.
     ``examples``: some of these documents.
     """

@@ -58,7 +58,7 @@ class Remains:
 
     def all(self, files: Collection[str] = (), *, tokens_of_versions: bool = True) -> Iterator[str]:
         """Everything that is left, as sentences. *files*: digests of source files that hold forgotten documents.
-        *tokens_of_versions*: not where these have been looked through already.
+        *tokens_of_versions*: not if these have been looked through already.
         """
         paths = self._root.ask("ls", VERSIONS, detail=False) if self._root.exists(VERSIONS) else ()
         names = sorted(posixpath.basename(path.rstrip("/")) for path in paths)
@@ -181,7 +181,7 @@ def _unpacked(data: bytes) -> Iterator[bytes]:
 
 
 def _taken(keys: Store, numbers: Int64s) -> UInt64s:
-    """Keys of documents, uint64[n]; zeros where they are not known."""
+    """Keys of documents, uint64[n]; zeros if they are not known."""
     try:
         return open_array(keys, "uint64").take(numbers)
     except (*NO_OBJECT, ValueError):
@@ -205,7 +205,7 @@ def sentence(found: FoundAgain, output: str) -> str:
 
 
 def check_forgotten(root: Store, seen: Callable[[int], object] = lambda count: None) -> Iterator[str]:
-    """Everything below an output that is left of forgotten documents, as sentences. ValueError where nothing was forgotten."""
+    """Everything below an output that is left of forgotten documents, as sentences. ValueError if nothing was forgotten."""
     forgotten, record = read_forgotten(root), read_json(root, LIST) if root.exists(LIST) else {}
     check_list(root, (read_json(root, POINTER) if root.exists(POINTER) else {}).get("forgotten"), forgotten)
     if not record.get("pending"):

@@ -238,9 +238,9 @@ class _Pair(NamedTuple):
 
 
 def near_duplicates(corpus: Corpus, locator: Locator) -> JsonObject | None:
-    """The near-duplicates of a dataset, for JSON; None where it was built without looking for them. ``sizes``: clusters by how
+    """The near-duplicates of a dataset, for JSON; None if it was built without looking for them. ``sizes``: clusters by how
     many documents they have, of all sources together, from 2 on in doublings. A cluster counts for each source that has one of
-    its later ones. ``text``: None where the source is not found.
+    its later ones. ``text``: None if the source is not found.
     """
     policy = (corpus.provenance.get("documents") or {}).get("near_duplicates")
     if not policy:

@@ -48,7 +48,7 @@ class SourceRow(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a sequence's document is from: its key, its file (None where the manifest names none) and its row, from 0."""
+    """The origin of a sequence: the key of its document, its file (None if the manifest names none) and its row, from 0."""
 
     key: int
     file: CorpusFile | None
@@ -61,7 +61,7 @@ class Place(NamedTuple):
 
 
 def places_of(corpus: Corpus, split: str, sequences: Iterable[int]) -> list[Place] | None:
-    """Where sequences of a split come from; None if there is no record of that."""
+    """The origins of sequences of a split; None if they are not recorded."""
     indices = np.array(list(sequences), np.int64)
     if corpus.receipt:  # a token shard knows its file by the digest alone, and rows count from where its part begins
         key, row = (open_array(corpus.store / "documents" / name, "uint64").take(indices).tolist() for name in ("key", "row"))
@@ -75,7 +75,7 @@ def places_of(corpus: Corpus, split: str, sequences: Iterable[int]) -> list[Plac
 
 
 def kept_of(corpus: Corpus, split: str, sequences: Sequence[int]) -> pa.RecordBatch | None:
-    """The kept columns of sequences; None where the dataset keeps none."""
+    """The kept columns of sequences; None if the dataset keeps none."""
     kept = columns_of(corpus.store, corpus.manifest, split) if corpus.manifest.get("columns") and not corpus.receipt else None
     if kept is None:
         return None
@@ -83,7 +83,7 @@ def kept_of(corpus: Corpus, split: str, sequences: Sequence[int]) -> pa.RecordBa
 
 
 def document_of(corpus: Corpus, split: str, sequence: int) -> JsonObject | None:
-    """Where a sequence of a split comes from, for JSON; None if there is no record of that."""
+    """The origin of a sequence of a split, for JSON; None if it is not recorded."""
     places = places_of(corpus, split, [sequence])
     return places[0].described(corpus.sources) if places else None
 
@@ -99,14 +99,14 @@ class Locator:
         self.trusted = trusted
 
     def find(self, file: CorpusFile) -> str | None:
-        """A path or URL where the file is, of the size that the manifest says; None if there is none."""
+        """The path or URL of a file with the size that the manifest states; None if none is found."""
         if file.number not in self._found:
             places = (place_below(*candidate) for candidate in self._candidates(file))
             self._found[file.number] = next((place for place in places if place and _is_there(place, file)), None)
         return self._found[file.number]
 
     def _candidates(self, file: CorpusFile) -> Iterator[tuple[str, str]]:
-        """Where the file may be: directories or URLs, and names below them."""
+        """Places where the file may be: directories or URLs, and names below them."""
         fetched = (file.sha256, f"{file.sha256}.raw")
         for place in self._given:
             yield from ((place, file.name), (place, posixpath.basename(file.name)))
@@ -130,8 +130,8 @@ class Locator:
 
 
 def place_below(base: str, name: str) -> str | None:
-    """The path, without links, or the URL of the file with a name that a dataset says, below a place; the place itself for an
-    empty name. None where that leads out of the place, to what is not a regular file, or to a store that is not in `REMOTE`.
+    """The path, without links, or the URL of a file that a dataset names, below a place; the place itself for an empty name.
+    None if the name leads out of the place, to something other than a regular file, or to a store that is not in `REMOTE`.
     """
     if "::" in base + name or name.startswith("/") or ".." in name.split("/"):
         return None
@@ -184,7 +184,7 @@ class FileTexts(NamedTuple):
 
 
 def texts_of(corpus: Corpus, places: Mapping[int, Place], locator: Locator) -> Iterator[FileTexts]:
-    """The texts of sequences from their source files, each of which is read once; those of no named file come first."""
+    """The texts of sequences from their source files. Each file is read once; sequences without a named file come first."""
     by_file: dict[CorpusFile | None, list[int]] = {}
     for i in sorted(places, key=lambda i: places[i].file is not None):
         by_file.setdefault(places[i].file, []).append(i)
@@ -216,10 +216,9 @@ def _nameless(corpus: Corpus) -> str:
 
 
 def read_rows(place: str, file: CorpusFile, source: CorpusSource, rows: Iterable[int]) -> dict[int, SourceRow]:
-    """Rows of a source file, counted from 0, read by the readers of builds. Rows that the file doesn't have, or that are no
-    text, are left out.
+    """Rows of a source file, counted from 0, read by the readers of builds. Rows that are missing or not text are left out.
 
-    ValueError where the file is not of its format; ModuleNotFoundError where a package is needed that is not installed.
+    ValueError if the file is not of its format; ModuleNotFoundError if a package is needed that is not installed.
     """
     wanted, settings, kind = np.unique(np.fromiter(rows, np.int64)), source.settings, "a source file"
     if not len(wanted):
@@ -274,7 +273,7 @@ def _unpacked(place: str, name: str, most: int, stack: ExitStack) -> tuple[str, 
 
 
 def _rows(kind: FileFormat, file: TextFile, wanted: Int64s) -> Iterator[tuple[int, SourceRow]]:
-    """Those of the *wanted* rows that are documents. What builds replace in texts is replaced here too."""
+    """The *wanted* rows that are documents. Characters that builds replace are replaced here, too."""
     for part, first in holding(kind, file, wanted.tolist()):
         for batch in FORMATS[kind].read(file, part):
             chosen = np.isin(batch.rows + first, wanted)
@@ -399,7 +398,9 @@ def _pattern_of(options: JsonFacts) -> str:
 def _behind(
     steps: ReadySteps, texts: Mapping[int, str], places: Mapping[int, Place], kept: pa.RecordBatch | None
 ) -> tuple[dict[int, str], dict[int, str]]:
-    """Texts of sequences after the steps, which see *kept* columns; and what is wrong with those that do not come through."""
+    """Texts of sequences after the steps, which see *kept* columns; and a reason for each text that the steps leave out or fail
+    on.
+    """
     if not steps.described or not texts:
         return dict(texts), {}
     numbers = list(texts)

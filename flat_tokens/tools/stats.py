@@ -370,6 +370,6 @@ def _source_lines(total: JsonFacts) -> Iterator[str]:
 
 
 def _cut(words: Sequence[str], room: int) -> str:
-    """As many words as there is room for."""
+    """The beginning of a text, cut after a word, as far as there is room."""
     ends = itertools.accumulate(len(word) + 1 for word in words)
     return " ".join(word for word, end in zip(words, ends, strict=True) if end - 1 <= room)

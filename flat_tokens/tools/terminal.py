@@ -103,7 +103,7 @@ def _are_plain(values: Sequence[Any]) -> bool:
 
 
 def show(options: argparse.Namespace, found: Any, lines: Iterable[str]) -> None:
-    """Print a result: as JSON where that is wanted, else as *lines* for people. No name or text in it can move the terminal."""
+    """Print a result: as JSON if that is wanted, else as *lines* for people. No name or text in it can move the terminal."""
     if options.json:
         print(json.dumps(found, indent=2, ensure_ascii=False).translate(JSON_ESCAPES))
         return
@@ -244,7 +244,7 @@ def plain(text: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """The message of an error on one line, or its type's name where it has none."""
+    """The message of an error on one line, or the name of its type if it has no message."""
     return line(" ".join(plain(str(error)).split())) or type(error).__name__
 
 

@@ -145,8 +145,8 @@ def run_ledger(options: argparse.Namespace) -> int:
 
 
 def find_document(corpus: Corpus, key: str) -> tuple[str, int] | JsonObject:
-    """The split and the sequence of the document with a key, or its row in the table of documents. That of one that was forgotten
-    has nothing but its key and the reason. LookupError if there is none.
+    """The split and the sequence of the document with a key, or its row in the table of documents if it is in no split. A
+    forgotten document's row has only its key and the reason. LookupError if there is no such document.
     """
     wanted, table = np.array([key_of(key)], np.uint64), table_of(corpus.store.url)
     for name, split in corpus.splits.items():

@@ -177,7 +177,7 @@ def check(options: Namespace, watch: Callable[[Checked], object] | None = None, 
 
 
 def sign(root: Store, store: Store) -> None:
-    """Sign the records of a version that was checked, and, where *root* is the output whose latest it is, that."""
+    """Sign the records of a version that was checked, and, if *root* is the output whose latest it is, that."""
     for there, key in ((root, POINTER), (store, MANIFEST), (store, BYTES_RECORD), (store, RECEIPT)):
         if there.exists(key):
             there.sign(key, there.read(key))

@@ -76,8 +76,8 @@ def run_build(options: Namespace) -> None:
 
 
 def nothing_to_do(options: Namespace, config: BuildConfig) -> BuildResult | None:
-    """The result of a build that has nothing to do, recorded with the Prefect server that is set up. None where there is or may
-    be something to do, and where it takes Prefect to tell the server: ``run_with_progress`` is the way of all builds.
+    """The result of a build that has nothing to do, recorded with the Prefect server that is set up. None if there is or may be
+    something to do, or if only Prefect can report to the server: then ``run_with_progress`` does it.
     """
     from tasks.locations import CREDENTIALS  # help and mistakes need neither pydantic nor stores
 
@@ -268,7 +268,7 @@ def read_config(path: Path, settings: list[str]) -> BuildConfig:
 
 
 def set_at(value: Any, path: list[str], new: Any) -> None:
-    """Set ``value[path[0]][path[1]]...``; numbers are places in a list, a name alone becomes a mapping where need be."""
+    """Set ``value[path[0]][path[1]]...``; numbers are places in a list, a name alone becomes a mapping if need be."""
     if path[0] == "sources" and "source" in value:
         value["sources"] = [value.pop("source")]
     whole = ".".join(path)
@@ -338,7 +338,7 @@ def summary(result: BuildResult) -> list[str]:
 def published_text(
     result: Published, done: str, documents: Sequence[str], of_text: str = "", particular: Sequence[str] = ()
 ) -> list[str]:
-    """Result of a publication, for people. *documents*: counts, where they are known. *particular*: lines of its kind alone."""
+    """Result of a publication, for people. *documents*: counts, if they are known. *particular*: lines of its kind alone."""
     repeated = result.totals["documents"].get("repeated_keys")
     counts = [*documents, *([f"{repeated:,} with the key of another"] if repeated else [])]
     before = f" from {result.moved_from}" if result.moved_from else ""

@@ -92,7 +92,7 @@ def run_append(options: Namespace) -> None:
 
 
 def check_output_of_append(to: str, datasets: list[str]) -> None:
-    """ValueError, with the command that does instead, where *to* is not an output with a latest version."""
+    """ValueError, with the command that does instead, if *to* is not an output with a latest version."""
     from flat_tokens.manifest import POINTER
     from tasks.locations import plain_location
     from tasks.output.paths import VERSIONS

@@ -71,7 +71,7 @@ def _interrupt(*_: object) -> None:
 
 
 def _interrupt_later(others: Callable[[sys.UnraisableHookArgs], object], unraisable: sys.UnraisableHookArgs) -> None:
-    """Interrupt again where code that cannot raise, such as a finalizer, was interrupted: Python would print that and go on.
+    """Interrupt again if code that cannot raise, such as a finalizer, was interrupted: Python would print that and go on.
     *others*: the hook for other errors.
     """
     if not issubclass(unraisable.exc_type, KeyboardInterrupt):
@@ -103,8 +103,8 @@ class Harmless(logging.Formatter):
 
 
 def log_to_terminal() -> None:
-    """Log our own warnings to standard error, and of others only what is critical: they log what they raise. Not by the root
-    logger: Prefect has handlers of its own.
+    """Log our own warnings to standard error, and only critical messages of other packages: they also log what they raise. The
+    root logger is not used: Prefect has handlers of its own.
     """
     if logging.lastResort is not None:
         logging.lastResort.setLevel(logging.CRITICAL)

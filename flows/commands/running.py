@@ -28,9 +28,8 @@ PROGRAM = "flat-tokens-service"
 
 
 def prefect_server() -> str | None:
-    """The URL of the Prefect server that this machine is set up for, or None: then nothing of Prefect is even imported.
-
-    ValueError where one is set up and does not answer or let us in: a run that nobody can watch is hardly what was meant.
+    """The URL of the Prefect server that this machine is set up for. None if there is none: then Prefect is not even imported.
+    ValueError if one is set up and does not answer or accept us: a run that cannot be watched is hardly intended.
     """
     url, secret, key = map(_setting, ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_API_KEY"))
     if not url:
@@ -62,7 +61,7 @@ def prefect_server() -> str | None:
 
 
 def login_without_prefect() -> str | None:
-    """The login that the server wants, NAME:PASSWORD or nothing. None where it wants more than that, which Prefect knows of."""
+    """The login that the server wants, NAME:PASSWORD or empty. None if it wants more, which only Prefect can provide."""
     if any(map(_setting, ("PREFECT_API_KEY", "PREFECT_CLIENT_CUSTOM_HEADERS", "PREFECT_API_SSL_CERT_FILE"))):
         return None
     return _setting("PREFECT_API_AUTH_STRING") or ""
@@ -160,7 +159,7 @@ def run_with_progress(
     *arguments: Any,
     **settings: Any,
 ) -> T:
-    """Run a pipeline and show progress. Return its result. It runs on the runner *alone* gives; where a Prefect server is set up,
+    """Run a pipeline and show progress. Return its result. It runs on the runner *alone* gives; if a Prefect server is set up,
     as the *flow* of that path with the arguments instead: Prefect is imported for nothing else.
     """
     server = None if options.no_server else prefect_server()
@@ -197,7 +196,7 @@ def run_request(options: Namespace, request: Any, pipeline: Callable[[Any, Any],
 
 
 def _name(request: Any) -> str:
-    """The name of what runs: that of a configuration or request, else of its output or of the dataset."""
+    """The name of a run: from its configuration or request, else from its output or dataset."""
     place = str(getattr(request, "output", getattr(request, "dataset", request)))
     return getattr(request, "name", None) or PurePath(place.rstrip("/")).name
 

@@ -1,4 +1,4 @@
-"""The build: text in, a published version out, in five stages; more where documents are compared with each other.
+"""The build: text in, a published version out, in five stages; more if documents are compared with each other.
 
 source -> files -> slices -> token shards -> spans of the final arrays -> version. The functions of the stages are in
 ``tasks``, a folder a stage; ``stages`` says how each is handed out, ``publish`` what every publication has in common.
@@ -31,7 +31,7 @@ from tasks.tokenize.engines import forget_what_was_learned
 
 class BuildResult(Published):
     """Result of a build. ``slices_reused``: those whose tokens were there. ``equal_texts_apart``: documents outside train whose
-    text another split has, too; None where that was not looked for.
+    text another split has, too; None if that was not looked for.
     """
 
     slices: int
@@ -55,8 +55,8 @@ def build(config: BuildConfig, runner: Runner, publish_anyway: str | None = None
 
 
 def result_if_up_to_date(config: BuildConfig, runner: Runner) -> BuildResult | None:
-    """The result of a build that has nothing to do, because the version is published; None where it has, or where that cannot be
-    told from the names of files and at most LOOKED_INTO bytes of them.
+    """The result of a build that has nothing to do, because its version is published. None if there is something to do, or if
+    the names of files and at most LOOKED_INTO bytes of them do not decide it.
     """
     root = Store.at(config.output)
     if root.is_local and read_pointer(root).version is None:  # before a directory is made for it

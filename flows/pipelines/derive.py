@@ -113,8 +113,8 @@ def check_inputs_apart(request: DeriveRequest) -> None:
 
 
 def done_before(root: Store, made_of: Derived, first: Input, layout: LayoutName) -> str | None:
-    """The latest version of an output, where it is the first input, and was made of the version before it just as it would be
-    made now: appending the same again, or shuffling again with the same seed, does nothing.
+    """The latest version of an output, if it is the first input and was made of the version before it in the same way:
+    appending the same again, or shuffling again with the same seed, does nothing. Else None.
     """
     pointer = read_pointer(root)
     latest = pointer.version
@@ -160,7 +160,7 @@ def plan_of(
 
 
 def bytes_to_count(request: DeriveRequest, inputs: Sequence[Input], parts: Sequence[InputPart]) -> int:
-    """Bytes that are read to count documents, several times for a sample by count, and tokens where keys are made of them."""
+    """Bytes that are read to count documents, several times for a sample by count, and tokens if keys are made of them."""
     tokens = sum(sum(one.token_counts.values()) for one in inputs if not one.has_documents)
     times = 1 if getattr(request.operation, "count", None) is None else HASH_DIGITS + 2
     return times * DOCUMENT_BYTES * sum(part.stop - part.start for part in parts) + TOKEN_BYTES * tokens

@@ -42,7 +42,7 @@ from tasks.progress import meter
 
 
 def named_by(request: ForgetRequest) -> NamedDocuments:
-    """The documents that a request names, its lists read. ValueError where a list is not understood."""
+    """The documents that a request names, its lists read. ValueError if a list is not understood."""
     keys, listed = listed_by(request), None
     if request.like is not None:
         listed = read_forgotten(Store.at(request.like))
@@ -136,7 +136,7 @@ def forget(request: ForgetRequest) -> ForgetResult:
 
 
 def resume(output: str, scratch: str | None = None) -> ForgetResult:
-    """Bring a forgetting that was begun to its end. ValueError where none was."""
+    """Bring a forgetting that was begun to its end. ValueError if none was."""
     root = Store.at(output)
     request = ForgetRequest(output=output, reason="resume", source="resume", scratch=scratch)
     meter.reset()
@@ -147,7 +147,7 @@ def resume(output: str, scratch: str | None = None) -> ForgetResult:
 
 
 def plan_of(root: Store, request: ForgetRequest, named: NamedDocuments) -> ToForget | None:
-    """Find the documents. None where all are forgotten already."""
+    """Find the documents. None if all are forgotten already."""
     versions = versions_of(root)
     _check_source(root, versions, named)
     tables = [table_of(root, version) for version in versions]
@@ -208,7 +208,7 @@ def _check_source(root: Store, versions: Iterable[str], named: NamedDocuments) -
 
 
 def _begin(root: Store, plan: ToForget, runs: JsonObject) -> None:
-    """Record what is to be done. From now on it is done, whatever happens to this process."""
+    """Record the forgetting. From now on it will be completed, whatever happens to this process."""
     listed = {one.version: one for one in list_versions(root)}
     files, holders = dict[tuple[str, str, str], None](), list[Holder]()
     for of in plan.holders:

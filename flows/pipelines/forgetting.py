@@ -46,7 +46,7 @@ ROUNDS = 5
 
 @contextlib.contextmanager
 def nobody_builds(root: Store) -> Iterator[None]:
-    """A block in which no build is running. ValueError where one is."""
+    """A block in which no build is running. ValueError if one is."""
     with collecting(root) as busy:
         if busy is not None:
             raise ValueError(f"{root.url}: {busy}. Wait until it has ended, and run it again: nothing was forgotten yet.")
@@ -54,7 +54,7 @@ def nobody_builds(root: Store) -> Iterator[None]:
 
 
 def go_on_forgetting(root: Store, scratch: Path) -> JsonObject | None:
-    """Bring a forgetting that was begun to its end. Return its certificate; None where none was begun."""
+    """Complete a forgetting that was begun. Return its certificate; None if none was begun."""
     while (record := read_record_of(root)) is not None and record.pending is not None:
         with collecting(root) as busy:
             if busy is None and (record := read_record_of(root)) is not None and record.pending is not None:
@@ -121,7 +121,7 @@ def _notes(root: Store) -> list[Note]:
 
 
 def remove_exports(root: Store) -> None:
-    """Remove exports that can be reached. What was removed is on the certificate, and so is what was not."""
+    """Remove exports that can be reached. The certificate lists those that were removed, and those that were not."""
     for note in _notes(root):
         if note.format != FLAT_TOKENS and remove_export(root, note):
             _change_pending(root, exports=tuple(dict.fromkeys((*_pending(root).exports, note.path))))

@@ -49,11 +49,11 @@ logger = logging.getLogger(__name__)
 
 
 class Published(Model):
-    """Result of whatever publishes a version. ``was_published``: it was there before. ``seconds``: those each stage took.
-    ``text_bytes_tokenized``: of what was made of text, less segments whose tokens were there. ``latest_before``: the version that
-    ``latest`` named when the run began. ``held``: where the version waits for a person, and ``latest`` has not moved;
-    ``comparison``: then, where it was not held before. ``changes``: of documents, if a gate
-    looked at them. ``decision``: of a person who let the version through.
+    """Result of publishing a version. ``was_published``: it was there before. ``seconds``: those each stage took.
+    ``text_bytes_tokenized``: of what was made of text, less segments whose tokens were there. ``latest_before``: the version
+    that ``latest`` named when the run began. ``held``: the version waits for a person, and ``latest`` has not moved.
+    ``comparison``: of such a version, unless it was held before. ``changes``: of documents, if a gate looked at them.
+    ``decision``: of a person who let the version through.
     """
 
     path: str
@@ -78,7 +78,7 @@ class Published(Model):
 
     @property
     def moved_from(self) -> str | None:
-        """The version that ``latest`` named before, if this one was there before and is now the latest; None where there was
+        """The version that ``latest`` named before, if this one was published before and is the latest now. None if there was
         none.
         """
         return self.latest_before if self.was_published and self.is_new else None
@@ -99,8 +99,8 @@ P = TypeVar("P", bound=Published)
 @dataclass
 class OpenOutput:
     """An output to publish a version at, opened once. ``pointer``: as it was then. ``forgotten``: the record of forgotten
-    documents, to which nobody adds any meanwhile. ``anyway``: why a person publishes the version whatever its gates say.
-    ``lineage``: whom the run is reported to, if anybody. ``seconds``: those of each stage so far.
+    documents, which no other process changes meanwhile. ``anyway``: why a person publishes the version whatever its gates say.
+    ``lineage``: the receiver of lineage events, if there is one. ``seconds``: those of each stage so far.
     """
 
     request: Request
@@ -133,9 +133,9 @@ class OpenOutput:
 
 @dataclass
 class Publication:
-    """A version on its way to readers. ``workspace``: where the attempt at it writes; None where the version exists already.
-    ``sequence``: the pointer's sequence number, once ``latest`` points at the version or it is ``held``. ``difference``: from the
-    version before, where gates looked at it. ``findings``: theirs. ``decided``: by a person who let it through.
+    """A version on its way to readers. ``workspace``: of the attempt that writes it; None if the version exists already.
+    ``sequence``: the pointer's sequence number, once ``latest`` points at the version or it is ``held``. ``difference``: from
+    the version before, if gates looked at it. ``findings``: theirs. ``decided``: by a person who let it through.
     """
 
     output: OpenOutput
@@ -150,13 +150,15 @@ class Publication:
     _compared: bool = False
 
     def target(self, **settings: Any) -> Target | None:
-        """The target of the attempt, with *settings* of its documents; None where the version exists already."""
+        """The target of the attempt, with *settings* of its documents; None if the version exists already."""
         if self.workspace is None:
             return None
         return Target(workspace=self.workspace, name=self.name, layout=self.layout, **settings)
 
     def finish(self, kind: type[P], facts: JsonObject | None = None, /, **particular: Any) -> P:
-        """The result. Record the run next to the versions: when, where, its settings (with *facts* on top), what it gave."""
+        """Record the run next to the versions: its time and place, its settings (with *facts* on top) and its result. Return
+        the result.
+        """
         comparison = self.difference.compared() if self._compared and self.difference else None
         changes = vars(self.difference).get("documents") if self.difference else None
         decision = self.decided and self.decided.decision
@@ -176,7 +178,8 @@ class Publication:
 
     def pass_gates(self, gates: Sequence[Gate], *, keeps_waiting: bool = False) -> None:
         """Let gates look at the version next to the one that ``latest`` names. Then it may be published, unless it is held.
-        *keeps_waiting*: a version that waits by other gates goes on waiting. ValueError where a gate stops it, or a person did.
+        *keeps_waiting*: a version that was held by other gates stays held. ValueError if a gate stops it, or a person rejected
+        it.
         """
         root, pointer = self.output.root, self.output.pointer
         if self.name == pointer.version:
@@ -230,7 +233,7 @@ class Publication:
 
 @contextmanager
 def opened(request: Request, anyway: str | None = None) -> Iterator[OpenOutput]:
-    """Use an output, from which no garbage is collected in the block; then no token is stored twice. ValueError, at once, where
+    """Use an output, from which no garbage is collected in the block; then no token is stored twice. ValueError, at once, if
     nothing can be written there. *anyway*: see ``OpenOutput``.
     """
     if anyway is not None and not anyway.strip():
@@ -267,7 +270,7 @@ def publication(
 ) -> Iterator[Publication]:
     """Publish the version that *made_of* gives. The block finalizes it, unless it is there (it has no target). Then *remember*
     is called with its name, the *gates* look at it, if there may be any, and ``latest`` points at it, unless they hold it.
-    *keeps_waiting*: see ``Publication.pass_gates``. *named*: its name, where that is known.
+    *keeps_waiting*: see ``Publication.pass_gates``. *named*: its name, if that is known.
     """
     root, named = output.root, named or name_of(output.root, output.forgotten, made_of, layout)
     version = named.version

@@ -30,8 +30,8 @@ Outcome = Literal["published", "unchanged", "withdrawn", "rejected", "held", "st
 
 class RefreshResult(Model):
     """Result of a refresh. ``withdrawn``, ``rejected``: the sources give a version that was rolled back, or that a person
-    rejected, so ``latest`` stays where it is. ``held``, ``still held``: theirs waits for a person. ``version``: what ``latest``
-    names, None where that is nothing; ``path``: where it is. ``removed``: versions that the policy no longer keeps.
+    rejected, so ``latest`` stays where it is. ``held``, ``still held``: theirs waits for a person. ``version``: the one that
+    ``latest`` names, None if there is none; ``path``: its place. ``removed``: versions that the policy no longer keeps.
     """
 
     outcome: Outcome
@@ -67,11 +67,11 @@ class RefreshResult(Model):
 def refresh(
     config: BuildConfig, runner: Runner, policy: Policy | None = None, publish_anyway: str | None = None
 ) -> RefreshResult:
-    """Look the sources up again and publish what they give now, tokenizing only content that is new; nothing is done where it
-    is the latest version. With a *policy*, versions that it does not keep are removed at the end. *publish_anyway*: why a person
+    """Look the sources up again and publish their content, tokenizing only what is new. Nothing is done if it is that of the
+    latest version. With a *policy*, versions that it does not keep are removed at the end. *publish_anyway*: why a person
     publishes it whatever its gates say.
 
-    Files that their store names by content (a commit, an ETag, a generation) are not even fetched to find that out.
+    Files whose store names their content (a commit, an ETag, a generation) are not even fetched to compare them.
     """
     began = time.monotonic()
     with opened(config, publish_anyway) as output:
@@ -110,7 +110,7 @@ def refresh(
 
 
 def outcome_before(found: Made, old: JsonObject | None, output: OpenOutput) -> Outcome | None:
-    """The outcome where nothing is built. *old*: the manifest of the latest version, if it is there. ValueError where the latest
+    """The outcome if nothing is built. *old*: the manifest of the latest version, if it is there. ValueError if the latest
     version has gone and the sources give one that was rolled back.
     """
     root, pointer, version = output.root, output.pointer, found.named.version

@@ -86,8 +86,8 @@ def reruns(
     output: str,
     runner_of: Callable[[BuildConfig], AbstractContextManager[Runner]],
 ) -> Iterator[tuple[list[BuildConfig], Callable[[BuildConfig], BuildResult]]]:
-    """A configuration for each tokenizer, and what publishes the text as one of them says. The text is there, and nobody removes
-    it until the block ends. ValueError, before any work, where one of them cannot be published.
+    """Yield a configuration for each tokenizer, and a function that publishes the text by one of them. The text is there, and
+    is not removed until the block ends. ValueError, before any work, if one of them cannot be published.
     """
     base = base_of(dataset)
     configs = reruns_of(base, tokenizers, output)
@@ -115,7 +115,7 @@ def rerun(config: BuildConfig, text: Text, runner: Runner) -> BuildResult:
 def reruns_of(base: Base, tokenizers: Sequence[str | TokenizerConfig], output: str = BESIDE) -> list[BuildConfig]:
     """A configuration for each tokenizer. *output* may hold ``{output}``, where the base is, and ``{tokenizer}``, a short name.
 
-    ValueError where two of them would be published at one place, or one at the base's own, or where a tokenizer cannot be had.
+    ValueError if two of them would be published at one place, or one at the base's own, or if a tokenizer cannot be had.
     """
     settings = base.config.model_dump(mode="json", exclude_unset=True)
     if base.version:  # its downloads are used again
@@ -143,9 +143,9 @@ def short_name(tokenizer: TokenizerConfig) -> str:
 
 
 def read_text(base: Base, config: BuildConfig, runner: Runner) -> Text:
-    """The text of the base's version, fetched again only where it is not here any more. *config*: where to fetch it to.
-
-    ValueError where the sources no longer give it: then a dataset of another tokenizer would not be of the same text.
+    """The text of the base's version, fetched again only if it is not on this machine any more. *config*: of the dataset to
+    build, which has the place for fetched files. ValueError if the sources have changed: a dataset of another tokenizer would
+    not be of the same text.
     """
     revisions = (
         {source["name"]: source.get("revision") for source in sources_of(base.manifest["provenance"])} if base.manifest else {}
@@ -160,7 +160,7 @@ def read_text(base: Base, config: BuildConfig, runner: Runner) -> Text:
 
 
 def _check_same_sets(base: Base, config: BuildConfig) -> None:
-    """ValueError where an evaluation set is not what it was for the version: other documents would be left out."""
+    """ValueError if an evaluation set is not what it was for the version: other documents would be left out."""
     assert base.manifest is not None
     then = [step for source in sources_of(base.manifest["provenance"])[:1] for step in source.get("steps") or ()]
     for was, now in zip(then, config.documents.opened().described, strict=False):

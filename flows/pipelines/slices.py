@@ -1,4 +1,4 @@
-"""Slices -> parts: those that are stored and those that are tokenized now, compared with each other where a build says so."""
+"""Slices -> parts: those that are stored and those that are tokenized now, compared with each other if a build says so."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def with_near_duplicates(
     output: OpenOutput,
     assembler: Assembler,
 ) -> Iterator[ShardPart]:
-    """The parts, with their near-duplicates, where the configuration says so: when all of them have arrived. The assembler takes
+    """The parts, with their near-duplicates, if the configuration says so: when all of them have arrived. The assembler takes
     their tokens before, unless these wait for clusters.
     """
     if config.documents.near_duplicates is None:

@@ -110,9 +110,7 @@ def through(item: Any, steps: Sequence[Step], work: Work = do) -> Any:
 
 
 def lazy(path: str) -> Callable[..., Any]:
-    """A function by its path, imported when it is first called: nothing waits for the stages of others, and what has nothing to
-    do for none.
-    """
+    """A function by its path, imported when it is first called: a process imports only the stages that it runs."""
 
     def function(*arguments: Any) -> Any:
         return pkgutil.resolve_name(path)(*arguments)
@@ -253,7 +251,7 @@ class Started(Protocol):
         ...
 
     def cancel(self) -> bool:
-        """Give it up. False where its work has begun, and has to be waited for."""
+        """Give it up. False if its work has begun, and has to be waited for."""
         ...
 
 

@@ -58,7 +58,7 @@ class Made(NamedTuple):
 @dataclass(frozen=True)
 class Text:
     """The text of a version: where its sources are pinned, their files, where these are cut, and their slices, all in order.
-    Where a file was not read, whose content is known by the name that its store gives it, none is cut.
+    Nothing is cut if a file was not read because its store's name for the content was known.
     """
 
     pinned: tuple[PinnedSource, ...]
@@ -110,8 +110,8 @@ def after_trial(loading: Future[Tokenizer], seconds: dict[str, float]) -> Tokeni
 
 
 def look_up(config: BuildConfig, runner: Runner, output: OpenOutput, *, reads_much: bool = True) -> Made | None:
-    """Look the sources up, read the files of which neither the output nor their store knows the content, and say what they make
-    now, with a tokenizer that a thread loads. None where there is much to read, or no version yet, unless one *reads_much*.
+    """Look the sources up, read the files whose content neither the output nor their store knows, and return the text that they
+    make, with a tokenizer that a thread loads. None if there is much to read, or no version yet, unless *reads_much*.
     """
     root, latest, beside = output.root, output.pointer.version, ThreadPoolExecutor(1)
     with timed("download", output.seconds):
@@ -147,7 +147,7 @@ def read_whole(made: Made, runner: Runner, output: OpenOutput) -> Made:
 
 
 def files_of_origin(root: Store, version: str | None) -> dict[FoundFile, SourceFile]:
-    """Files whose content is known from an origin: what their store calls it is what it was called for *version*."""
+    """Files whose content is known from an origin: their store names it as it did for *version*."""
     origin = read_origin_files(root, version) if version else None
     if origin is None:
         return {}
@@ -167,7 +167,7 @@ def is_much(files: list[FoundFile]) -> bool:
 def download(
     config: BuildConfig, found: list[FoundFile], known: Sequence[CutFile | None], runner: Runner, root: Store
 ) -> list[CutFile]:
-    """Stage download: files -> ranges. A file that is *known* at an output is cut without being read. It is fetched where a slice
+    """Stage download: files -> ranges. A file that is *known* at an output is cut without being read. It is fetched if a slice
     of it has to be tokenized.
     """
     begun = time.time_ns()
@@ -223,7 +223,7 @@ def pin_sets(config: BuildConfig, root: Store, place: Store | None = None) -> Bu
 
 
 def pin_sources(config: BuildConfig, root: Store) -> tuple[BuildConfig, tuple[PinnedSource, ...]]:
-    """Look every source up. Also return the configuration with the versions of its tables, for errors. ValueError where a source
+    """Look every source up. Also return the configuration with the versions of its tables, for errors. ValueError if a source
     is within the output.
     """
     tables = cache(table_in)  # sources share directories

@@ -152,7 +152,7 @@ def _files(request: HubRequest, store: Store, staging: Path, runner: Runner, sec
 
 
 def _checked(files: Iterable[HubFile], here: Store, listed: list[StoredObject], store: Store) -> list[HubFile]:
-    """The files of a version, at *here* on the local disk, that its manifest lists, and those at its root. ValueError where one
+    """The files of a version, at *here* on the local disk, that its manifest lists, and those at its root. ValueError if one
     is not what the manifest of *store* says.
     """
     found = {file.path.removeprefix(f"{ZARR}/"): file for file in files}

@@ -215,7 +215,7 @@ def _train(
 
 
 def _places(to: str, trained_on: JsonFacts, request: VocabularyRequest) -> dict[int, str]:
-    """The directory of each size. ValueError where two sizes have one."""
+    """The directory of each size. ValueError if two sizes have one."""
     places = {wanted: writable(place_of(to, str(trained_on["name"]), wanted)) for wanted in request.vocab_sizes}
     if len(set(places.values())) < len(places):
         raise ValueError(f"--to {to}: is one directory for {len(places)} vocabularies. Put {{size}} in it")

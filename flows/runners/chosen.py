@@ -44,7 +44,7 @@ def watched(config: BuildConfig) -> Iterator[Runner]:
 
 @contextmanager
 def runner_without_server(config: BuildConfig) -> Iterator[Runner]:
-    """The runner of a build without a server. ValueError where its configuration wants one that needs a server."""
+    """The runner of a build without a server. ValueError if its configuration wants one that needs a server."""
     if config.runner != "threads":
         raise ValueError(
             f"runner: {config.runner} needs a Prefect server. Set PREFECT_API_URL to that of one (make serve starts one), or "

@@ -18,8 +18,8 @@ from tasks.output.leases import Workspace
 
 @functools.cache
 def _types(function: Callable[..., Any]) -> tuple[TypeAdapter[Any], tuple[TypeAdapter[Any], ...], TypeAdapter[Any]]:
-    """Type adapters of a function's item, of what its items share and of its result. A workspace is null in JSON: every process
-    has its own, so that the same work has the same digest, whoever hands it out.
+    """Type adapters for a function's item, for the arguments that all items share and for its result. A workspace is null in
+    JSON, since every process has its own: so the same work has the same digest in every process.
     """
     path = function.__qualname__
     hints = get_type_hints(pkgutil.resolve_name(path) if ":" in path else function, include_extras=True)  # some are lazy
@@ -77,5 +77,5 @@ def result_as_json(steps: Sequence[Step], result: Any) -> JsonValue:
 
 
 def result_from_json(steps: Sequence[Step], value: JsonValue) -> Any:
-    """The result of the last step, from another process. ValueError where it is none."""
+    """The result of the last step, from another process. ValueError if it is none."""
     return _types(steps[-1].stage.function)[-1].validate_python(value)

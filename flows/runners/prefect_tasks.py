@@ -29,7 +29,7 @@ PACK_ITEMS = 100
 
 
 def storage_may_be_back(_: Task[..., Any], __: TaskRun, state: State[Any]) -> bool:
-    """Retry what the network or a store did, never what bad input did."""
+    """Retry failures of the network or of a store, never those of bad input."""
     error = state.result(raise_on_failure=False)
     return isinstance(error, OSError) and not isinstance(error, FileNotFoundError | PermissionError | ChildProcessError)
 
@@ -148,7 +148,7 @@ class PrefectTasks:
         return self._under_way
 
     def _send_to_the_idle(self) -> None:
-        """Send the pack that is being put together, where a worker has nothing to do. Others wait until it is full."""
+        """Send the pack that is being put together, if a worker has nothing to do. Others wait until it is full."""
         if self._pack is not None and self._pack.future is None and len(self._running()) < self._threads:
             self.send(self._pack)
 

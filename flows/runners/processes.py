@@ -1,5 +1,5 @@
 """The runner where no Prefect server watches: threads of this process, and processes for the workers of a build on one machine:
-where it has many, a single interpreter's lock would keep them waiting.
+if it has many, a single interpreter's lock would keep them waiting.
 
 The runners' threads stay: each hands an item to a process and waits for it. So tasks, order, progress and errors are those of a
 build on threads.
@@ -45,7 +45,7 @@ class Processes:
     """Processes that do large items of stages which other processes may do, one at a time each. They begin when they are needed,
     and end with this one.
 
-    ChildProcessError where one was killed.
+    ChildProcessError if one was killed.
     """
 
     def __init__(self, workers: int) -> None:

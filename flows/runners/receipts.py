@@ -32,8 +32,8 @@ _packs: OrderedDict[str, tuple[str, ...]] = OrderedDict()
 
 
 def key_of_pack(keys: Sequence[str]) -> str:
-    """The key of a task of several shards, of whose keys Prefect's 2,000 characters hold some thirty. What it stands for, this
-    process knows.
+    """The key of a task of several shards. Prefect's limit of 2,000 characters has room for only some thirty keys, so the key
+    is a digest of them, and this process remembers which.
     """
     if len(keys) == 1:
         return keys[0]
@@ -58,7 +58,7 @@ class ReceiptStorage(WritableFileSystem):
         return storage
 
     def read_path(self, path: str, **_: Any) -> bytes:  # type: ignore[override]  # Prefect calls it with _sync=True
-        """The record of a task's shards. ValueError, which Prefect takes for a miss, where one is not there or is damaged."""
+        """The record of a task's shards. ValueError, which Prefect takes for a miss, if one is not there or is damaged."""
         # Prefect asks whether a record exists by reading it, and then reads it: one check of the shards is enough for both.
         if path in self._checked:
             record, done = self._checked.pop(path)

@@ -136,7 +136,7 @@ class _Item:
         return self._groups.group_results(self.run, self._queue)[self.number]
 
     def cancel(self) -> bool:
-        """Give the item up. True where nobody here need wait for it: other processes do not disturb this one."""
+        """Cancel the item. True if this process need not wait for it: it runs in another process."""
         return self.here is None or self.here.cancel()
 
 
@@ -195,7 +195,7 @@ class Groups(PrefectTasks):
         return self._here[-1]
 
     def settle(self, queue: _Queue) -> None:
-        """Hand out what waits to be grouped, or do it here: no more of it will come soon."""
+        """Hand out the items that wait to be grouped, or do them here: no more will be added soon."""
         waiting = queue.take()
         if queue.spread and waiting:
             self._hand_out(queue, waiting)
@@ -215,7 +215,7 @@ class Groups(PrefectTasks):
         self._begin_runs()
 
     def check(self) -> None:
-        """Raise what has stopped the groups, if anything has: then nobody waits for another one."""
+        """Raise the error that stopped the groups, if there is one: then no caller waits for another group."""
         if self._failure is not None:
             raise self._failure
 
@@ -266,7 +266,9 @@ class Groups(PrefectTasks):
             self._warn("idle", "No worker has taken a group for %.0f s. Start one: %s", IDLE, START_WORKER)
 
     def _hear(self, run: _GroupRun, report: Report | None, state: State[Any] | None) -> None:
-        """Go by a group's report; if there is none, or it is stale, by what its run's state says of its process."""
+        """Take the progress of a group from its report. If there is none, or it is stale, its run's state says whether the
+        process is alive.
+        """
         now = time.monotonic()
         if report is not None and report != run.report:
             run.report, run.heard = report, now
@@ -301,7 +303,7 @@ class Groups(PrefectTasks):
         return True
 
     def _lose(self, run: _GroupRun, why: str) -> None:
-        """Begin a group again. RuntimeError where that was done often enough without getting any further."""
+        """Begin a group again. RuntimeError if that was done often enough without getting any further."""
         done = run.report.done.bytes if run.report else 0
         run.lost, run.furthest = (1, done) if done > run.furthest else (run.lost + 1, run.furthest)
         where = f" on {run.report.host}, at {', '.join(run.report.under_way) or 'its end'}" if run.report else ""

@@ -22,7 +22,7 @@ class Api(Protocol):
 
 
 class Run(NamedTuple):
-    """A flow run, as the API reports it. ``began``: None where it is not known yet."""
+    """A flow run, as the API reports it. ``began``: None if it is not known yet."""
 
     id: str
     name: str
@@ -30,7 +30,7 @@ class Run(NamedTuple):
 
 
 def ask(api: Api, method: str, path: str, json: Any = None) -> Any:
-    """The answer to a request; None where it is empty. httpx.HTTPError if there is none, or it is a refusal."""
+    """The answer to a request; None if it is empty. httpx.HTTPError if there is none, or it is a refusal."""
     answer = api.request(method, path, json=json).raise_for_status()
     return answer.json() if answer.content else None
 

@@ -1,4 +1,5 @@
-"""Outages of the Prefect server: a line when it goes and one when it is back, in place of what each part of Prefect says of it.
+"""Outages of the Prefect server: one line when it stops answering and one when it is back, in place of the messages of each
+part of Prefect.
 
 While the server does not answer, Prefect's heartbeats, events, observers and workers each log that, with tracebacks, again and
 again. Warnings of theirs are dropped then. Those of runs and tasks are not: they are about the work.
@@ -34,7 +35,7 @@ LATE_SECONDS = 15.0
 
 
 def gone(url: str) -> str | None:
-    """Why nothing answers at the URL of an API; None where something does, or where that is unknown."""
+    """The reason why an API does not answer at a URL; None if it answers, or if that is unknown."""
     import urllib.error  # only a server needs them
     import urllib.request
 
@@ -70,7 +71,9 @@ class Outages(logging.Filter):
         return not self.is_on() and not (self._was_gone and name.startswith(LONG_AFTER))
 
     def is_on(self) -> bool:
-        """Whether the server is away, or was a moment ago. The first to ask while it is away has that told, and its return."""
+        """Whether the server is away, or was a moment ago. The first call while it is away starts the reports of the outage and
+        of its end.
+        """
         with self._lock:
             if self._is_gone or time.monotonic() < self._back + LATE_SECONDS:
                 return True
@@ -83,7 +86,7 @@ class Outages(logging.Filter):
 
     @property
     def is_gone(self) -> bool:
-        """Whether the server is known to be away. Asks nobody."""
+        """Whether the server is known to be away. It makes no request."""
         return self._is_gone
 
     def _wait(self) -> None:

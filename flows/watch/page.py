@@ -66,7 +66,7 @@ class ListedRun(NamedTuple):
 
 
 class RefreshSchedule(NamedTuple):
-    """The deployment that refreshes a dataset. ``at``: when it runs next; None where no run is planned. ``when``: how often."""
+    """The deployment that refreshes a dataset. ``at``: when it runs next; None if no run is planned. ``when``: how often."""
 
     path: str
     at: datetime | None
@@ -121,7 +121,7 @@ def bring_up_to_date(
     is_unchanged: bool = False,
 ) -> None:
     """Bring the page of the dataset *name* up to date, which ends *this* run. *is_unchanged*: the run published nothing.
-    httpx.HTTPError where the server refuses it.
+    httpx.HTTPError if the server refuses it.
     """
     found, now = status_of(Store.at(output)), datetime.now(UTC)
     says = one_line(error) if error else f"version {found.latest.version}" if found.latest else ""
@@ -231,7 +231,7 @@ def _waiting(name: str, held: Candidate) -> str:
 
 
 def _has_report(found: Status) -> bool:
-    """Whether a report with plots is where a browser finds it. A store that cannot be asked has none to show."""
+    """Whether a report with plots is at a place that a browser can open. If a store cannot be asked, there is none to show."""
     with suppress(Exception):  # stores have errors of their own
         return found.latest is not None and Store.at(found.output).exists(REPORT)
     return False

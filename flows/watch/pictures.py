@@ -108,7 +108,7 @@ def table(heads: str, rows: Iterable[Sequence[str | int]]) -> list[str]:
 
 
 def link(location: str) -> str:
-    """A place in Markdown: a link where a browser can follow it, else the place itself."""
+    """A place in Markdown: a link if a browser can follow it, else the place itself."""
     scheme, _, path = quote(location, safe="/:@?&=+,~*#%").partition("://")
     match scheme:
         case "http" | "https":

@@ -1,5 +1,5 @@
 """Runs in the Prefect UI while they are under way: tags to search by, log lines, progress. ``summaries`` shows their end.
-None of it decides anything: where the server does not answer, the run goes on.
+None of it decides anything: if the server does not answer, the run goes on.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def logged() -> Iterator[None]:
 def alive() -> Iterator[None]:
     """Tell the automations every half minute that the run is alive, and at the end of the block that no heartbeat need follow.
     Prefect's own heartbeats keep a run from ending for up to a second. Its own event of a run's end may come too late for them:
-    after its start, and that up to 15 minutes late, where a schedule made the run (no event reports that).
+    after its start, and that up to 15 minutes late, if a schedule made the run (no event reports that).
     """
     about = of_run()
     beat = partial(emit_event, "prefect.flow-run.heartbeat", **about)
@@ -228,7 +228,7 @@ class _Shown:
             self._rates.setdefault(now.stage, []).append((time.monotonic() - self._begun, now.rate if now.recent != 0 else 0.0))
 
     def _stages(self) -> list[Progress]:
-        """Those of the meter, after those of which it knows nothing any more: a run may begin several things."""
+        """The stages of the meter, after earlier ones that it no longer has: a run may do several things in order."""
         stages = meter.stages()
         known = {one.stage for one in stages}
         return [*(last for stage, last in self._last.items() if stage not in known), *stages]

@@ -1,4 +1,4 @@
-"""Summaries of runs in the Prefect UI: tables and links, and the result as an asset with the assets that it was made of. Where
+"""Summaries of runs in the Prefect UI: tables and links, and the result as an asset with the assets that it was made of. If
 the server does not answer, the run ends all the same. A build that had nothing to do is recorded as a run with what a flow
 would leave there, without Prefect.
 """
@@ -155,7 +155,7 @@ def origin(source: Source) -> str:
 
 
 def output_of(path_or_url: str) -> str:
-    """The output of the dataset at a path, or the path itself where it has none."""
+    """The output of the dataset at a path, or the path itself if it has none."""
     store = Store.at(path_or_url)
     place = store.url if store.exists(POINTER) else resolve(store).url
     above = place.rpartition("/")[0]
@@ -416,7 +416,7 @@ RUN = "build {config.name} with {config.tokenizer.name}"
 
 
 def can_record(client: Api) -> bool:
-    """Whether the server takes what ``record`` says."""
+    """Whether the server accepts what ``record`` sends."""
     try:
         return api.is_of_this_release(client)
     except (httpx.HTTPError, ValueError):
@@ -424,7 +424,7 @@ def can_record(client: Api) -> bool:
 
 
 def record(client: Api, config: BuildConfig, result: BuildResult) -> bool:
-    """Record a build as a run that has ended well. False, and nothing is recorded, where the server refuses the run."""
+    """Record a build as a run that has ended well. False, and nothing is recorded, if the server refuses the run."""
     tags, parameters = tags_of(config), {"config": config.model_dump(mode="json"), "publish_anyway": None}
     try:
         run = api.begun(

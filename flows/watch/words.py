@@ -50,7 +50,7 @@ def not_shown(what: str, error: Exception) -> None:
 
 
 def percent(now: Progress) -> float:
-    """How much of a stage is done; 0 where nobody knows how much there is."""
+    """The percentage of a stage that is done; 0 if the total is unknown."""
     return round(100 * min(now.done.bytes / now.total, 1.0), 1) if now.total else 0.0
 
 
@@ -64,8 +64,8 @@ def describe(now: Progress, over: str | None = None) -> str:
 
 
 def what_was_done(now: Progress, *, of_all: bool = False) -> str:
-    """Such as ``12,345 documents, 6,789,012 tokens, 2.1 GB (0.5 GB were stored) at 211 MB/s``, the rate of what was not;
-    nothing where it was nothing.
+    """The work of a stage, such as ``12,345 documents, 6,789,012 tokens, 2.1 GB (0.5 GB were stored) at 211 MB/s``, the rate of
+    the part that was not stored. Empty if nothing was done.
     """
     parts = progress_counts(now)
     if now.done.bytes:

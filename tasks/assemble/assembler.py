@@ -83,10 +83,10 @@ class Assembler:
         copies: bool = True,
         duplicates: DuplicateFilter | None = None,
     ) -> VersionSink | None:
-        """The sink of the slices that this machine tokenizes, in this *order*. From now on spans of tokens are written by threads
-        of this process while parts arrive. *streams*: the slices need no shards of their own. *copies*: these threads copy the
-        tokens of stored parts, too; where they do not, and nothing is streamed, there is no sink. *duplicates*: what leaves
-        documents out of what is streamed.
+        """The sink of the slices that this machine tokenizes, in this *order*. From now on spans of tokens are written by
+        threads of this process while parts arrive. *streams*: the slices need no shards of their own. *copies*: these threads
+        copy the tokens of stored parts, too; if they do not, and nothing is streamed, there is no sink. *duplicates*: the
+        filter that leaves documents out of the streams.
         """
         if not (streams or copies):
             return None
@@ -143,12 +143,12 @@ class Assembler:
         return span.of_tokens and writer is not None and writer.has_begun(span)
 
     def take(self, span: Span) -> Written | None:
-        """The objects of a span of tokens that was written while its parts arrived. None where it has to be written."""
+        """The objects of a span of tokens that was written while its parts arrived. None if it has to be written."""
         writer = self._writers.get(span.split)
         return None if writer is None else writer.take(span)
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        """Another process has none: it writes what it is given."""
+        """In another process there is none: it writes the spans that it is given."""
         return type(None), ()
 
     def __enter__(self) -> Self:
@@ -172,9 +172,9 @@ class VersionSink:
     """Gives each slice its stream, once all tokens before it have arrived. *order*: the number of each slice, and the split of
     all its documents or None, by the slice's key. *duplicates*: what leaves documents out.
 
-    A slice that waits for its turn waits for one that is being tokenized, or whose part is about to be added. Whatever stops
-    those calls ``stop``: then nothing is streamed any more, and every slice is stored as a shard. A part of a TASK is added when
-    the task has ended: a slice of the same task does not wait for that.
+    A slice that waits for its turn waits for one that is being tokenized, or whose part is about to be added. If those are
+    stopped, ``stop`` is called: then nothing is streamed any more, and every slice is stored as a shard. A part of a TASK is
+    added when the task has ended: a slice of the same task does not wait for that.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class VersionSink:
 
     @contextlib.contextmanager
     def stream(self, key: str) -> Iterator[VersionStream | None]:
-        """A block in which a slice streams its tokens. None where it has to be stored as a shard."""
+        """A block in which a slice streams its tokens. None if it has to be stored as a shard."""
         number, all_in = self._order[key]
         if number in self._stored:
             yield None

@@ -50,7 +50,7 @@ class _SortedDigests(NamedTuple):
     key: UInt64s
 
     def find(self, high: UInt64s, low: UInt64s) -> Int64s:
-        """The place of each digest, -1 where it is not there: int64[m]."""
+        """The place of each digest, -1 if it is not there: int64[m]."""
         at, found, open_ = np.searchsorted(self.high, high), np.full(len(high), -1), np.arange(len(high))
         while len(open_):
             open_ = open_[at[open_] < len(self.high)]
@@ -244,7 +244,7 @@ def _runs(band: UInts) -> Int64Pair:
 
 
 def _begins(ordered: UInts) -> Bools:
-    """Where another value begins, and the end: bool[n + 1]."""
+    """True at the first item of each run of equal values, and at the end: bool[n + 1]."""
     begins = np.ones(len(ordered) + 1, bool)
     np.not_equal(ordered[1:], ordered[:-1], out=begins[1:-1])
     return begins

@@ -160,7 +160,7 @@ class _ArraySpans:
             yield self._span(self._start + self._step, None)
 
     def rest(self, token_count: int) -> Iterator[Span]:
-        """The last span, where items are left. There is always one of documents, as it ends seq_starts."""
+        """The last span, if items are left. There is always one of documents, as it ends seq_starts."""
         if not self._of_tokens or self.end > self._start:
             yield self._span(self.end, None if self._of_tokens else token_count)
 
@@ -213,7 +213,7 @@ class SpansAhead(Protocol):
     """Spans of tokens that are written while parts arrive."""
 
     def take(self, span: Span) -> Written | None:
-        """The objects of a span whose parts have all arrived. None where it has to be written."""
+        """The objects of a span whose parts have all arrived. None if it has to be written."""
         ...
 
 
@@ -321,7 +321,7 @@ def _write_documents(span: Span, target: Target) -> Written:
 
 
 def check_length(span: Span, length: int) -> None:
-    """AssertionError where a span has not got all of its items."""
+    """AssertionError if a span has not got all of its items."""
     if length != span.stop - span.start:
         raise AssertionError(f"{span.label}: {length} items arrived instead of {span.stop - span.start}")
 
@@ -392,8 +392,8 @@ class SpanInProgress(NamedTuple):
 class SpanWriter:
     """One thread, which writes spans of one split's tokens, one after another.
 
-    Whoever waits for it waits on something that its failure ends, too: it marks the writer as broken, which wakes those that wait
-    for room, and gives up the spans after the failed one, which ends the wait for their marks.
+    Its failure ends every wait for it: it marks the writer as broken, which wakes the threads that wait for room, and gives up
+    the spans after the failed one, which ends the waits for their marks.
     """
 
     def __init__(self, split: Split, target: Target, streams: bool) -> None:
@@ -429,7 +429,7 @@ class SpanWriter:
 
     def stream(self, arrays: TokenArrays, highest: int) -> Iterator[SpanInProgress]:
         """Take the next items of all token arrays, no token above *highest*. Yield the spans that they go to. The arrays must not
-        change. BrokenStreamError where the spans have been given up.
+        change. BrokenStreamError if the spans have been given up.
         """
         first, stop = 0, len(arrays[TOKENS])
         while first < stop:
@@ -465,7 +465,7 @@ class SpanWriter:
         return span.start in self._begun
 
     def take(self, span: Span) -> Written | None:
-        """The objects of a span whose tokens have all arrived. None where it was not begun, or failed."""
+        """The objects of a span whose tokens have all arrived. None if it was not begun, or failed."""
         begun = self._begun.pop(span.start, None)
         if begun is None:
             return None

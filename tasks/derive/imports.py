@@ -76,7 +76,7 @@ class ImportPart(Model):
 
 
 def open_import(path: str, format: str | None, options: JsonObject) -> Opened:
-    """Open the files at a path. ValueError where they are a dataset already."""
+    """Open the files at a path. ValueError if they are a dataset already."""
     format = format or (open_any(path).format if options else None)
     opened = open_any(path, format, options_of(format, options) if format and options else None)
     if opened.format == FLAT_TOKENS and len(opened.splits) > 1:
@@ -165,7 +165,7 @@ def _are_forgotten(part: ImportPart, keys: UInt64s, rows: UInt64s, workspace: Wo
 
 
 def _kept_runs(part: ImportPart, sequences: Readable, workspace: Workspace) -> Int64s:
-    """Where runs of sequences of a part begin and end that the output has not forgotten: int64[n, 2]."""
+    """Begin and end of each run of sequences of a part that the output has not forgotten: int64[n, 2]."""
     if not part.forgotten:
         return np.array([(part.start, part.stop)], np.int64)
     keys = together(token_keys(ahead(sequences.batches(part.start, part.stop))))

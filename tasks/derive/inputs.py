@@ -78,8 +78,8 @@ class Input(Model):
 
 
 def examine(path_or_url: str) -> Input:
-    """Look at a dataset that is to be an input. One without a manifest is read through, for its digest and to check its format.
-    FileNotFoundError where there is nothing; ValueError where it is something else or damaged.
+    """Examine a dataset that is to be an input. If it has no manifest, all of it is read, for its digest and to check its
+    format. FileNotFoundError if there is nothing; ValueError if it is something else or damaged.
     """
     store, _ = open_root(Store.at(path_or_url))
     if manifest := manifest_of(store):
@@ -180,7 +180,9 @@ def token_bytes_of(tokenizer: JsonObject, inputs: Sequence[Input]) -> TokenBytes
 
 
 def settings_of_sources(inputs: Sequence[Input]) -> JsonObject:
-    """Where the sources of inputs lay when they were built, for tools that show a text, and their tokenizer, where recorded."""
+    """The places of the inputs' sources when they were built, for tools that show a text, and their tokenizer if it is
+    recorded.
+    """
     runs = [run_of(open_corpus(one.location)) if one.has_documents else None for one in inputs]
     paths: list[str | None] = []
     for one, run in zip(inputs, runs, strict=True):
@@ -228,7 +230,7 @@ def cut(inputs: Sequence[Input], wanted: Sequence[str] | None) -> list[InputPart
 
 
 def make_keys(part: InputPart, target: Target) -> InputPart:
-    """Make the keys of a part from its documents' tokens, where its input has none. Return the part."""
+    """Make the keys of a part from its documents' tokens, if its input has none. Return the part."""
 
     def counted() -> Iterator[TokenBatch]:
         for batch in bounded_batches(open_input(part), part.start, part.stop):

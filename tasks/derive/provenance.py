@@ -28,7 +28,7 @@ class Derived(Provenance):
 
 
 def derived(request: DeriveRequest, inputs: Sequence[Input], operation: JsonObject) -> Derived:
-    """The provenance of a version made of *inputs*. ValueError where tokenizers differ, or a source or column
+    """The provenance of a version made of *inputs*. ValueError if tokenizers differ, or a source or column
     that is named does not exist.
     """
     names = list(dict.fromkeys(source["name"] for one in inputs for source in one.sources))
@@ -52,8 +52,8 @@ def derived(request: DeriveRequest, inputs: Sequence[Input], operation: JsonObje
 
 
 def kept_columns(inputs: Sequence[Input]) -> dict[str, str]:
-    """The kinds of the columns that a dataset made of *inputs* keeps: all of theirs. ValueError, naming two inputs, where a
-    column is of kinds that do not go together.
+    """The kinds of the columns that a dataset made of *inputs* keeps: all columns of all inputs. ValueError, naming two inputs,
+    if a column has kinds that have no common one.
     """
     kinds = JoinedKinds()
     for one in inputs:
@@ -62,13 +62,13 @@ def kept_columns(inputs: Sequence[Input]) -> dict[str, str]:
 
 
 def _common(several: list[JsonObject | None]) -> JsonObject:
-    """The value that all inputs share; empty where they differ."""
+    """The value that all inputs share; empty if they differ."""
     return several[0] if several[0] is not None and all(one == several[0] for one in several) else {}
 
 
 def common_tokenizer(inputs: Sequence[Input], operation: Merge | Subset | Shuffle | Relayout) -> JsonObject:
-    """The tokenizer of all inputs; one without a name where none is recorded, or where they differ. ValueError, naming two
-    inputs, where they differ or some are not recorded, unless the operation allows it.
+    """The tokenizer of all inputs; one without a name if none is recorded, or if they differ. ValueError, naming two
+    inputs, if they differ or some are not recorded, unless the operation allows it.
     """
     digests = [one.tokenizer.get("digest") for one in inputs]
     if len(set(digests)) == 1:

@@ -100,7 +100,7 @@ class Publishing(Model):
     workers: Workers | None = None
     """Tasks at a time; the number of cores without it."""
     scratch: Output | None = None
-    """Local directory for staging, where the output is remote."""
+    """Local directory for staging, if the output is remote."""
     verify_level: Literal["quick", "full"] = "quick"
     """Check before publication; full reads every byte."""
 
@@ -207,7 +207,7 @@ class ForgetRequest(Model):
     by: str | None = None
     """The person who asks for it; without it who runs the command."""
     scratch: Output | None = None
-    """Local directory for staging, where the output is remote."""
+    """Local directory for staging, if the output is remote."""
 
     @model_validator(mode="after")
     def names_documents(self) -> Self:

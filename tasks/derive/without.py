@@ -53,7 +53,7 @@ class OfVersion(NamedTuple):
     token_keys: UInt64s
 
     def of(self, split: Split) -> Structs:
-        """Those of a split, or of what the version left out."""
+        """The forgotten documents of a split, or of those that the version left out."""
         rows: Structs = self.rows[self.rows["split"] == ALL_SPLITS.index(split)]
         return rows
 
@@ -235,7 +235,7 @@ def _without(target: Target, shard: TokenShard, was: PublishedLocation, forgotte
 
 
 def copy_origin(root: Store, to: str, of: str) -> None:
-    """Record the origin of a version as that of its successor: a refresh goes by the same sources and files."""
+    """Record the origin of a version as that of its successor: a refresh compares with the same sources and files."""
     try:
         record = read_record(root, origin_key(of))
     except FileNotFoundError:

@@ -39,7 +39,7 @@ def cut_files(
     pack: tuple[FoundFile, ...], sources: tuple[Source, ...], slice_bytes: int, workspace: Workspace
 ) -> tuple[CutFile, ...]:
     """Stage download: fetch some small files of a source, or one large file, and cut each into ranges of about *slice_bytes* of
-    text. ValueError, naming the file, where one is damaged or not as its source says.
+    text. ValueError, naming the file, if one is damaged or not as its source says.
     """
     room = sum(map(scratch_for, pack))
     try:
@@ -224,7 +224,7 @@ def _read_files(
 
 
 def _at(part: FileRange, here: SourceFile, sources: tuple[Source, ...], workspace: Workspace) -> FileRange:
-    """A range of a file that is *here* now. ValueError where that is another one; then no table says what it was."""
+    """A range of a file that is *here* now. ValueError if it is another file; then its entry in the table is removed."""
     if here.sha256 != part.file.sha256 and not version_read(part.file):  # that was fetched in its version
         forget_file(workspace.root, sources[part.file.source], part.file.name)
         raise ValueError(changed_meanwhile(part.file.name))
@@ -232,7 +232,7 @@ def _at(part: FileRange, here: SourceFile, sources: tuple[Source, ...], workspac
 
 
 def is_by_ranges(file: SourceFile, workspace: Workspace) -> bool:
-    """Whether only what slices need is fetched of a file."""
+    """Whether only the parts of a file that slices need are fetched."""
     found = file.found
     return workspace.room is not None and found is not None and not is_small(found) and file.sha256 == digest_by_version(found)
 
@@ -297,7 +297,7 @@ def lent(
 ) -> Iterator[Slice]:
     """A slice that this machine can read, within the block. Files that are not here are fetched, once for all threads. They are
     kept, or removed after the last slice of them that ``fetched_ahead`` knows. *waiting* is called while there is no room for
-    them: slices that have it may wait for this one. ValueError where one cannot be had here, or has changed.
+    them: slices that have it may wait for this one. ValueError if one cannot be had here, or has changed.
     """
     here = list(_located(slice_.ranges, workspace))
     missing = [part for part, found in zip(slice_.ranges, here, strict=True) if found is None]
@@ -411,8 +411,8 @@ def _may_be_read(path: str, workspace: Workspace) -> str | None:
 
 @contextlib.contextmanager
 def fetching_to(config: BuildConfig, workspace: Workspace, found: Iterable[FoundFile]) -> Iterator[Workspace]:
-    """The workspace with what becomes of fetched files, by their sizes and the room in scratch. That of files to be kept is taken
-    within the block.
+    """The workspace, which says whether fetched files are kept, by their sizes and the room in scratch. Within the block, room
+    is taken for files that are kept.
     """
     if config.keep_files is True:
         yield workspace

@@ -25,7 +25,7 @@ DIRECTORIES_ASKED = 64
 
 class Table(NamedTuple):
     """A kind of table that is a directory of files and a log of which of them hold its rows. ``log``: the log's directory.
-    ``entry``: how the name of a file in it ends, where other directories may have the log's name.
+    ``entry``: how the name of a file in it ends, if other directories may have the log's name.
     """
 
     kind: str
@@ -46,7 +46,7 @@ TableIn = Callable[[Any, str], Table | None]
 
 
 def refuse_tables(source: Source, store: Store, paths: Sequence[str], table_in: TableIn, listed: str | None = None) -> None:
-    """ValueError where files of a store are in the directory of a table: they may hold rows that it has removed. *listed*: a
+    """ValueError if files of a store are in the directory of a table: they may hold rows that it has removed. *listed*: a
     directory of a remote store of which *paths* are all objects, so that nothing below it is asked for.
     """
     found: set[str] = set()
@@ -105,7 +105,7 @@ SAVED_SPLITS = "dataset_dict.json"
 
 
 def refuse_saved(source: Source, files: Sequence[FoundFile]) -> None:
-    """ValueError where a source is what ``datasets`` has saved to disk, with the pattern that finds its data."""
+    """ValueError if a source is what ``datasets`` has saved to disk, with the pattern that finds its data."""
     names = {file.name for file in files}
     beside = [name for name in names if name.endswith((SAVED[0], SAVED_SPLITS))]  # hardly ever any
     saved, of_splits = (sorted(name[: -len(of)] for name in beside if _base(name) == of) for of in (SAVED[0], SAVED_SPLITS))
@@ -119,7 +119,7 @@ def refuse_saved(source: Source, files: Sequence[FoundFile]) -> None:
 
 
 def check_names(source: Source, files: Sequence[FoundFile]) -> None:
-    """ValueError where files of a source have names of several formats, or where another one is of no format at all."""
+    """ValueError if files of a source have names of several formats, or if another one is of no format at all."""
     if source.format != "auto":
         return
     known = [(file.name, kind, file.size or 0) for file in files if (kind := named_format(file.name))]

@@ -31,8 +31,8 @@ READING = DocumentPolicy(on_bad="replace")
 
 
 def with_pinned_sets(config: BuildConfig, workspace: Workspace, place: Store) -> BuildConfig:
-    """The configuration with each evaluation set named by its digest, and stored at *place*. The same one where no step reads
-    sets. ValueError, before any other work, where one cannot be read, has no such column, or nothing that can be looked for.
+    """The configuration with each evaluation set named by its digest, and stored at *place*. The same one if no step reads
+    sets. ValueError, before any other work, if one cannot be read, has no such column, or nothing that can be looked for.
     """
     if not any(step.reads_sets for step in config.documents.steps):
         return config

@@ -52,8 +52,8 @@ MORE_ROOM = "Raise it, or lower slice_bytes: the files of a slice are there toge
 
 
 def fetch_file(found: FoundFile, sources: tuple[Source, ...], scratch: Path, room: int | None = None) -> SourceFile:
-    """Fetch a file and take its digest. *room*: bytes that it may take in *scratch*. ValueError where it is damaged or of no
-    known format; OSError where a server did not give it in several tries; NoRoomError.
+    """Fetch a file and take its digest. *room*: bytes that it may take in *scratch*. ValueError if it is damaged or of no
+    known format; OSError if a server did not give it in several tries; NoRoomError.
     """
     with naming(sources, found.source):
         return _fetched(found, sources[found.source], scratch / "files", room)
@@ -171,7 +171,7 @@ def _taken_in(files: Path) -> tuple[int, int]:
 
 
 def check_remote(found: FoundFile) -> None:
-    """ValueError where a remote file may not be read."""
+    """ValueError if a remote file may not be read."""
     readable(found.uri.replace("datasets://", "hf://datasets/", 1).partition("?")[0])
     if found.uri.startswith("hf://"):
         check_requests()
@@ -235,7 +235,7 @@ def _noted(note: Path, target: Path | None = None) -> Path | None:
 
 
 def fetch_into(found: FoundFile, file: BinaryIO, most: int | None = None, too_large: type[ValueError] = ValueError) -> str:
-    """Write a remote file to an empty one, going on where a connection broke. Return its sha256. *most*: bytes of a file whose
+    """Write a remote file to an empty one, going on if a connection broke. Return its sha256. *most*: bytes of a file whose
     server does not say its size. OSError if it has more bytes than that, or than its server said, and if it fills the disk.
     """
     size = furthest = looked = 0
@@ -284,7 +284,7 @@ def check_room(file: BinaryIO, more: int) -> None:
 
 
 def _blocks(found: FoundFile, start: int, state: dict[str, str]) -> Iterator[tuple[int, bytes]]:
-    """The bytes of a remote file from *start* on, in blocks, each with where it begins. They begin at 0 where the server sends
+    """The bytes of a remote file from *start* on, in blocks, each with where it begins. They begin at 0 if the server sends
     no parts, or does not say whether the parts are of the same file. *state*: how the server named the file when it first sent
     some of it.
     """

@@ -58,8 +58,8 @@ def resolve_hub(source: Source, index: int) -> PinnedSource:
     """The files of a dataset's configuration and split at the commit that its revision is now, each once, ordered by name.
 
     Files of a format that is read here are the repository's own. Other formats that ``datasets`` reads become one file a split,
-    which ``fetch_hub`` writes. ValueError, naming what exists and the next step, where the dataset, revision, configuration or
-    split does not exist, or where the hub does not answer.
+    which ``fetch_hub`` writes. ValueError, naming what exists and the next step, if the dataset, revision, configuration or
+    split does not exist, or if the hub does not answer.
     """
     hub = source.hub
     assert hub is not None
@@ -97,7 +97,7 @@ def resolve_hub(source: Source, index: int) -> PinnedSource:
 
 def fetch_hub(found: FoundFile, directory: Path) -> Path:
     """Fetch a file of the hub into the user's cache, or next to a *directory* that is removed, or convert it below that. Return
-    its local path. ValueError where it cannot be had, OSError where the hub did not give it in several tries.
+    its local path. ValueError if it cannot be had, OSError if the hub did not give it in several tries.
     """
     if found.uri.startswith("datasets://"):
         return _converted(found.uri, directory)
@@ -117,7 +117,7 @@ def fetch_hub(found: FoundFile, directory: Path) -> Path:
 
 
 def api() -> Any:
-    """The hub's interface, with the token of this process's credentials where they have one, else that of the environment."""
+    """The hub's interface, with the token of this process's credentials if they have one, else that of the environment."""
     from fsspec.config import conf
     from huggingface_hub import HfApi
 
@@ -125,7 +125,7 @@ def api() -> Any:
 
 
 def _datasets() -> Any:
-    """The library ``datasets``. ValueError where it was imported with another HF_ENDPOINT: it would still ask that hub."""
+    """The library ``datasets``. ValueError if it was imported with another HF_ENDPOINT: it would still ask that hub."""
     import datasets
 
     endpoint = os.environ.get("HF_ENDPOINT")
@@ -152,7 +152,7 @@ def _configuration(repo: str, commit: str, name: str | None) -> Any:
 
 
 def _check_configuration(datasets: Any, repo: str, commit: str, name: str | None) -> None:
-    """Refuse the name of a configuration that does not exist, and no name where one is needed."""
+    """Refuse the name of a configuration that does not exist, and no name if one is needed."""
     names = datasets.get_dataset_config_names(f"hf://datasets/{repo}", revision=commit)
     if name is not None and name not in names:
         raise UnsuitableError(f"dataset {repo} has no configuration {name!r}; it has {_listing(names)}. Set source.hub.name.")
@@ -200,7 +200,7 @@ def _repository_files(repo: str, commit: str, uris: list[str], index: int, role:
 
 
 def _check_of_commit(repo: str, commit: str, uris: Iterable[str]) -> None:
-    """ValueError where a file is of another place or revision, which its dataset's settings may name, and could change."""
+    """ValueError if a file is of another place or revision, which its dataset's settings may name, and could change."""
     for uri in uris:
         if not uri.startswith(f"hf://datasets/{repo}@{commit}/"):
             raise UnsuitableError(
@@ -218,7 +218,7 @@ def _converted_file(repo: str, commit: str, split: str, source: Source, index: i
 
 def _converted(uri: str, directory: Path) -> Path:
     """Write the Parquet file of a ``datasets://`` URI below *directory*, unless it is there. Equal input gives equal bytes.
-    ValueError where the dataset has no such column, or no text in it.
+    ValueError if the dataset has no such column, or no text in it.
     """
     import pyarrow.parquet as pq
 
@@ -317,8 +317,8 @@ def ask(
 ) -> T:
     """Call *call* and return its result. Retry errors of the network, and those of *passing*.
 
-    Other errors become one sentence with the next step, which is *then* if that is given: *worn_out* where the hub did not answer
-    in ATTEMPTS tries, ValueError where it never will. Errors of the local disk are raised as they are.
+    Other errors become one sentence with the next step, which is *then* if that is given: *worn_out* if the hub did not answer
+    in ATTEMPTS tries, ValueError if it never will. Errors of the local disk are raised as they are.
     """
 
     def passes(error: Exception) -> bool:
@@ -354,7 +354,7 @@ def _check_request(request: Any) -> None:
 
 
 def _bound_answer(response: Any) -> None:
-    """Bound what is read of an answer. What says its size is not read beyond it."""
+    """Limit the bytes that are read of an answer. An answer that states its size is not read beyond it."""
     url, raw = response.request.url.copy_with(query=None), response.iter_raw
     if response.request.method != "HEAD":
         check_encoding(url, response.headers)
@@ -372,7 +372,7 @@ def _network_faults() -> tuple[type[BaseException], ...]:
 
 
 def _telling(error: BaseException) -> BaseException:
-    """The first error of a chain that comes from the network; the outermost where none does."""
+    """The first error of a chain that is of the network; the outermost one if none is."""
     network = _network_faults()
     return next((link for link in causes(error, hidden=True) if own_status(link) or isinstance(link, network)), error)
 

@@ -99,7 +99,7 @@ def bytes_to_cut(found: FoundFile) -> int:
 
 
 def digest_by_version(found: FoundFile) -> str:
-    """The digest of a file that is read by ranges, so never as a whole: of its content where the store says it, else of its URL,
+    """The digest of a file that is read by ranges, so never as a whole: of its content if the store says it, else of its URL,
     size and version. Empty for another file.
     """
     if outline_of(found) is None:
@@ -121,7 +121,7 @@ def version_read(file: SourceFile) -> str:
 @contextlib.contextmanager
 def outlined(found: FoundFile, source: Source, files: Path, part: FileRange | None = None) -> Iterator[SourceFile | None]:
     """A file with the outline of a remote one, in its places, until the block ends: enough to cut it, or to know what *part*
-    needs. None where the file has to be fetched.
+    needs. None if the file has to be fetched.
     """
     outline, kind = outline_of(found), named_format(found.name)
     if outline is None or kind is None or found.size is None or source.format not in ("auto", kind) or not _sends_ranges(found):
@@ -147,7 +147,7 @@ def outlined(found: FoundFile, source: Source, files: Path, part: FileRange | No
 
 
 def _end_of(found: FoundFile, mark: bytes) -> tuple[int, bytes]:
-    """Where the footer of a file begins, and its bytes to the file's end."""
+    """The place of a file's footer, and its bytes up to the end of the file."""
     start, size = _end_span(found)
     end = _of_outline(found, (start, size))
     least = len(mark) + 4
@@ -176,14 +176,14 @@ def _in_pieces(spans: Iterable[Span]) -> list[Span]:
 
 
 def fetch_spans(found: FoundFile, spans: Iterable[Span], path: Path) -> None:
-    """Write spans of a remote file to their places in the file at *path*. ValueError, naming the remote one, where it changed."""
+    """Write spans of a remote file to their places in the file at *path*. ValueError, naming the remote one, if it changed."""
     with path.open("r+b") as file, ThreadPoolExecutor(REQUESTS, "fetch") as pool:
         # (start, stop) -> their bytes, at the same place
         list(pool.map(lambda span: os.pwrite(file.fileno(), _read(found, span), span[0]), _in_pieces(spans)))
 
 
 def _read(found: FoundFile, span: Span) -> bytes:
-    """Bytes of a remote file. ValueError where it is not of the version that was found any more."""
+    """Bytes of a remote file. ValueError if it is not of the version that was found any more."""
     try:
         if found.uri.startswith(WEB):
             answer = fetching(lambda: _of_server(found, span), found.uri)

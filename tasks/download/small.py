@@ -54,7 +54,7 @@ def is_small(found: FoundFile) -> bool:
 
 
 class Raw(NamedTuple):
-    """A file as its store has it: its bytes, and where they are on this machine. ``location``: empty where they are only here."""
+    """A file as its store has it: its bytes, and where they are on this machine. ``location``: empty if they are only here."""
 
     data: bytes
     location: str = ""
@@ -68,8 +68,9 @@ def read_small(
     digests: Sequence[str] = (),
     room: int | None = None,
 ) -> Iterator[tuple[SourceFile, bytes | None]]:
-    """Small files of one source, in order, each with the bytes of its text; None where they are not in memory. *digests*: theirs,
-    where they are known. *room*: bytes that all of them may take in *scratch*. As ``fetch_file`` otherwise.
+    """Read or fetch small files of one source, in order. Yields each file with the bytes of its text, or None if they are not
+    in memory. *digests*: of the files, if they are known. *room*: bytes that all of them may take in *scratch*. Errors as of
+    ``fetch_file``.
     """
     source, files = sources[pack[0].source], scratch / "files"
     with contextlib.ExitStack() as stack, naming(sources, pack[0].source):
@@ -150,7 +151,7 @@ def _whole(path: str, size: int) -> tuple[bytes, Stamp]:
 
 
 def _from_disk(pack: Sequence[FoundFile]) -> Iterator[Raw | None]:
-    """Files of this machine. None for one that is not what it was when it was listed."""
+    """Read files of this machine. None for a file that has changed since it was listed."""
     checked = set[str]()
     for found in pack:
         parent = found.uri.rpartition("/")[0]
@@ -242,7 +243,7 @@ def _is_of(data: bytes, immutable: str | None) -> bool:
 
 
 def _unpacked(data: bytes, ending: str, name: str, max_expansion: int) -> bytes | None:
-    """The unpacked bytes of a compressed file; None where there are many."""
+    """The unpacked bytes of a compressed file; None if there are many."""
     parts, size = list[bytes](), 0
     for part in unpacked(io.BytesIO(data), ending, name, max_expansion, available_memory() // 4):
         parts.append(part)

@@ -49,7 +49,7 @@ TIMEOUT = (10, 60)
 
 
 def resolve_source(source: Source, index: int, table_in: TableIn = table_in) -> PinnedSource:
-    """The files of a source, ordered by name. ValueError if there are none, or where one must not be read. *table_in*: looks for
+    """The files of a source, ordered by name. ValueError if there are none, or if one must not be read. *table_in*: looks for
     a table; one that remembers what it saw is for several sources.
     """
     template = None if source.chat_template is None else local_path(source.chat_template)
@@ -164,9 +164,9 @@ def _local(source: Source, index: int, path: str, table_in: TableIn) -> Iterator
 
 
 def _plain_file(path: str, directory: str, source: Source) -> tuple[str, Stamp] | None:
-    """The real path of a file and its stamp; None for a directory, which a pattern may match. ValueError for what is neither,
-    and for links that lead nowhere, in a circle or out of the roots. *directory*: as ``readable_directory`` returns that of the
-    file; empty: not known.
+    """The real path of a file and its stamp; None for a directory, which a pattern may match. ValueError for anything else, and
+    for links that lead nowhere, in a circle or out of the roots. *directory*: of the file, as ``readable_directory`` returns
+    it; empty if it is not known.
     """
     if directory:
         with contextlib.suppress(OSError):  # what it is, is asked below
@@ -192,7 +192,7 @@ def is_there(path: str) -> bool:
 
 def _matching(base: Path, pattern: str) -> Iterator[tuple[str, str]]:
     """Files and directories that match a pattern below *base*, each with its directory's real path, as ``_walk`` has it.
-    ``Path.glob`` makes objects of each file: it is asked for directories, and for files where the last part names one.
+    ``Path.glob`` makes objects of each file: it is asked for directories, and for files if the last part names one.
     """
     *above, last = Path(pattern).parts
     lists = bool(MAGIC & set(last)) and "**" not in last
@@ -367,7 +367,7 @@ def _http_info(url: str) -> dict[str, Any]:
 
 def fetching(call: Callable[[], T], what: str, progress: Callable[[], int] = int) -> T:
     """Call *call*, which asks a server for *what*, and return its result. Retry transient errors, no sooner than the server
-    wants; *progress* gives it new tries. OSError where another try would not help, and after enough of them.
+    wants; *progress* gives it new tries. OSError if another try would not help, and after enough of them.
     """
 
     def give_up(error: Exception, failures: int) -> Exception:
@@ -412,7 +412,7 @@ def check_here(config: BuildConfig) -> None:
 
 
 def check_tokenizer(name: str) -> None:
-    """ValueError if a tokenizer's name means nothing. What is on the hub, and what a file holds, is not looked up."""
+    """ValueError if a tokenizer's name is unknown. Neither the hub nor the content of a file is looked up."""
     if name == "bytes" or kind_of(name) is not None:
         return
     if is_file_name(name):

@@ -39,8 +39,8 @@ TEXTS, NUMBERS = (
     ("name", "immutable", "content", "format", "line_ends"),
     ("size", "mtime", "ctime", "inode", "text_size", "packed"),
 )
-"""Columns of a table, besides digests and cuts. ``immutable``, ``content``: as the store reports them, empty where it does
-not; ``size``: -1 where it does not. ``mtime``, ``ctime``, ``inode``: of a local file. ``text_size``: of the file when it is
+"""Columns of a table, besides digests and cuts. ``immutable``, ``content``: as the store reports them, empty if it does
+not; ``size``: -1 if it does not. ``mtime``, ``ctime``, ``inode``: of a local file. ``text_size``: of the file when it is
 unpacked, if it is ``packed``.
 """
 CUT_NUMBERS = 5
@@ -100,7 +100,7 @@ class FileTable:
         return cls(rows)
 
     def look_up(self, found: FoundFile) -> CutFile | None:
-        """The file as it is known. None where it is not known, or may have changed."""
+        """The file as it is known. None if it is not known, or may have changed."""
         row = self._by_name.get(found.name)
         given = partitions_of(found.name)
         if row is None or not self._is_same(row, found):
@@ -167,7 +167,7 @@ def known_files(
 
 
 def remember_files(root: Store, sources: tuple[Source, ...], slice_bytes: int, cuts: Iterable[CutFile], begun_ns: int) -> None:
-    """Write the tables of sources at an output, where they are not as they should be. *begun_ns*: a time before any of the files
+    """Write the tables of sources at an output, if they are not as they should be. *begun_ns*: a time before any of the files
     that are not known by an immutable name was read.
     """
     of_source: dict[int, list[CutFile]] = {}
@@ -199,7 +199,7 @@ def forget_file(root: Store, source: Source, name: str) -> None:
 
 
 def _put(root: Store, tables: dict[str, bytes]) -> None:
-    """Write tables by their keys, one process of this machine at a time. What killed ones have left of theirs is removed."""
+    """Write tables by their keys, one process of this machine at a time. Leftovers of killed processes are removed."""
     if not tables:
         return
     if root.is_local:
@@ -259,7 +259,7 @@ def _stored(rows: pa.RecordBatch) -> bytes:
 
 
 def _read(root: Store, key: str) -> pa.RecordBatch | None:
-    """The rows of a table; None where it is not there, or damaged."""
+    """The rows of a table; None if it is not there, or damaged."""
     try:
         data = read_record(root, key)
         body = data[len(MAGIC) + 32 :]

@@ -1,4 +1,4 @@
-"""The card of a version, in Markdown: what it is, how it is read, and what it was made of. Its bytes are those of the version."""
+"""The card of a version, in Markdown: what it holds, how to read it, and its origin. Its bytes follow from the version alone."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class _ComparedVersion(NamedTuple):
         )
 
     def range_of(self, shard: int, split: int) -> IntPair:
-        """The first document of a shard in a split, and how many. ValueError where the split has fewer."""
+        """The first document of a shard in a split, and how many. ValueError if the split has fewer."""
         location = self.shards[shard].published
         assert location is not None
         first, count = location.of(self.split_names[split])
@@ -206,7 +206,9 @@ def document_changes(root: Store, before: str | None, after: str) -> DocumentCha
 
 
 def in_both(a: ByteStrings, b: ByteStrings) -> list[Bools]:
-    """Which segments of each side the other has, too, as often: bool[len(a)], bool[len(b)]. One without a digest is not known."""
+    """Which segments of each side are on the other side, too, equally often: bool[len(a)], bool[len(b)]. A segment without a
+    digest is on neither.
+    """
     names, which = np.unique(np.concatenate([a, b]), return_inverse=True)
     sides = which[: len(a)], which[len(a) :]
     counts = np.minimum(*(np.bincount(side, minlength=len(names)) for side in sides))
@@ -227,7 +229,7 @@ Counts = dict[tuple[str, str], Counter[str]]
 
 
 def _compared(a: Side, b: Side) -> tuple[Counts, Counter[tuple[str, str]]]:
-    """The changes; and how many documents went from one split to another, by both."""
+    """The changes; and the number of documents that moved between splits, by both splits."""
     counts: Counts = {}
     of_splits = Counter[tuple[str, str]]()
     with changes(a, b) as found:

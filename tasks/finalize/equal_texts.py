@@ -19,7 +19,7 @@ DOCUMENTS_AT_ONCE = 1 << 20
 
 def equal_texts_apart(store: Store, splits: tuple[Split, ...]) -> int:
     """How many documents outside train have the text of a document in another split: the same tokens, at least one. Train is
-    looked at where a document has the length, the first and the last token of one outside of it.
+    looked at if a document has the length, the first and the last token of one outside of it.
     """
     train, *held_out = (open_split(Store.at(store.url) / split) for split in splits)  # mapped, as readers have them
     digests = [together(token_digests(split)) for split in held_out]

@@ -1,6 +1,6 @@
 """Facts of a version that gates look at, and its difference from another version for people.
 
-Counts are from manifests. Lengths, kept columns and differences of documents are read only where they are asked for.
+Counts are from manifests. Lengths, kept columns and differences of documents are read only if they are asked for.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ENTRIES_AT_ONCE = 1 << 22
 
 
 class SourceCounts(Model):
-    """Counts of a source in two versions, each (before, now); None if there was none, or nobody knows."""
+    """Counts of a source in two versions, each (before, now); None if there was no such source, or the count is unknown."""
 
     name: str
     documents: tuple[int | None, int | None]
@@ -48,7 +48,7 @@ class LengthCounts(Model):
 
 class Comparison(Model):
     """A version next to the one that ``latest`` names, for people: sources, documents that were left out by reason, lengths, and
-    what became of documents. ``before``: None where ``latest`` names nothing.
+    what became of documents. ``before``: None if ``latest`` names nothing.
     """
 
     before: str | None
@@ -141,8 +141,8 @@ class Difference:
 
     @cached_property
     def documents(self) -> DocumentChanges | None:
-        """The changes of documents. What the version *before* has lost is not a fault of the new one: then None, with a
-        warning.
+        """The changes of documents. If the version *before* is damaged, None, with a warning: that is not a fault of the new
+        one.
         """
         from tasks.finalize.document_changes import document_changes  # which few gates need
 
@@ -297,7 +297,7 @@ def reasons_of(step: str, counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def _count(of: VersionFacts, fact: str, place: Subject) -> int | None:
-    """Documents, tokens or bytes of text, of a source, of a split or of all: an int, None where that is not told."""
+    """Documents, tokens or bytes of text, of a source, of a split or of all: an int, None if it is not recorded."""
     found: int | None
     if place.source:
         name = {"documents": "written", "tokens": "token_count"}.get(fact, fact)

@@ -1,4 +1,4 @@
-"""OpenLineage: events at the start and the end of a run that publishes, where OPENLINEAGE_URL says who wants to hear of it.
+"""OpenLineage: events at the start and the end of a run that publishes, sent to OPENLINEAGE_URL if it is set.
 
 The client is the optional package openlineage-python, which has its other settings (OPENLINEAGE_API_KEY, ...) from the
 environment. Nothing of it decides anything: what is unknown is a warning.
@@ -27,7 +27,7 @@ URL, NAMESPACE = "OPENLINEAGE_URL", "OPENLINEAGE_NAMESPACE"
 
 
 class LineageDataset(NamedTuple):
-    """A dataset as OpenLineage names it. ``version``: a digest of what it held; None where nobody knows yet."""
+    """A dataset as OpenLineage names it. ``version``: a digest of what it held; None if nobody knows yet."""
 
     namespace: str
     name: str
@@ -77,7 +77,7 @@ def with_digests(inputs: Sequence[LineageDataset], made_of: JsonFacts, documents
 
 
 def _part(name: str) -> Any:
-    """A module of the client. ModuleNotFoundError, with the name of its package, where it is not installed."""
+    """A module of the client. ModuleNotFoundError, with the name of its package, if it is not installed."""
     try:
         return importlib.import_module(f"openlineage.{name}")
     except ModuleNotFoundError as error:
@@ -143,7 +143,7 @@ class Lineage:
 
 @contextlib.contextmanager
 def told_of(request: Any) -> Iterator[Lineage | None]:
-    """Tell of a run that the block is. None where nobody wants to hear of it."""
+    """Send events for a run, which is the block. Yields None if no receiver is set."""
     if not os.environ.get(URL):
         yield None
         return

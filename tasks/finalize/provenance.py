@@ -159,8 +159,8 @@ def keeping(
     layout: LayoutName,
     make: Callable[[BuildConfig], Provenance],
 ) -> tuple[BuildConfig, Provenance]:
-    """The configuration with the URL of the version that ``split.keep`` names, and the provenance that *make* makes of it. Where
-    the *latest* version is what it gives with the version that this one kept, nothing has changed: that version is kept.
+    """The configuration with the URL of the version that ``split.keep`` names, and the provenance that *make* makes of it. If
+    the *latest* version results from the version that it kept itself, nothing has changed, and that version stays the kept one.
     """
     if config.split.keep == LATEST and latest is not None:
         was = (read_manifest(version_store(root, latest))["provenance"].get("split") or {}).get("keep")
@@ -173,7 +173,7 @@ def keeping(
 
 def with_kept(config: BuildConfig, root: Store, latest: str | None) -> BuildConfig:
     """The configuration with the URL of the version that ``split.keep`` names, if it names one. ValueError if there is no such
-    version, or where other values decided on its splits.
+    version, or if other values decided on its splits.
     """
     keep = latest if config.split.keep == LATEST else config.split.keep
     if keep is None:
@@ -191,7 +191,7 @@ def with_kept(config: BuildConfig, root: Store, latest: str | None) -> BuildConf
 
 
 def note_name(root: Store, record: ForgottenRecord | None, named: VersionName) -> None:
-    """Note the name of a version that was made where documents are forgotten."""
+    """Note the name of a version that was made if documents are forgotten."""
     if record is not None and record.versions.get(named.base) != named.version:
         change_record(root, lambda now: now.model_copy(update={"versions": {**now.versions, named.base: named.version}}))
 

@@ -50,7 +50,7 @@ class VersionDraft(NamedTuple):
     """All that a version is made of, its objects of tokens and documents written. ``documents``: totals of its documents, given
     how many have the key of another. ``card``: the dataset card, given ``made_of``, the layout, the totals and the version.
     ``token_bytes``: those of its tokenizer, if they are known.
-    ``shards``: those that it holds, where it is not made of them.
+    ``shards``: those that it holds, if it is not made of them.
     """
 
     made_of: Provenance
@@ -163,7 +163,7 @@ def _sums(parts: Sequence[ShardPart]) -> JsonObject:
 
 
 def match_totals(made_of: Provenance, parts: Sequence[ShardPart]) -> JsonObject:
-    """Documents in which steps found something, and examples; nothing where no step looks for anything."""
+    """Documents in which steps found something, and examples; nothing if no step looks for anything."""
     names = [file["name"] for source in made_of.sources for file in source["files"]]
     examples = dict[str, list[JsonObject]]()
     for part in parts:

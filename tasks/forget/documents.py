@@ -104,7 +104,7 @@ def with_same_text(table: DocumentTable, keys: UInt64s) -> UInt64s:
 
 
 def forgotten_in(root: Store, version: str, forgotten: Forgotten) -> OfVersion | None:
-    """The forgotten documents that a version holds; None where it has none. Their tokens are read."""
+    """The forgotten documents that a version holds; None if it has none. Their tokens are read."""
     table, parts, windows, token_keys = table_of(root, version), [np.empty(0, GONE)], [NO_KEYS], [NO_KEYS]
     for split, start, stop in table.ranges():
         at = np.flatnonzero(forgotten.those(table.facts(split, KEY, start, stop)))
@@ -182,8 +182,8 @@ def make_removals_durable(root: Store) -> None:
 
 
 def sweep_files(root: Store, scratch: str, held: frozenset[str]) -> list[str]:
-    """Remove copies of source files that hold forgotten documents, and below the output those that no version was made of: nobody
-    knows what these hold. A build fetches again what it needs. *held*: digests of files. Return names.
+    """Remove copies of source files that hold forgotten documents, and all copies below the output of which no version was
+    made: their content is unknown. A build fetches again what it needs. *held*: digests of files. Return names.
     """
     known = {sha256 for name in versions_of(root) for *_, sha256 in sources_of_files(read_manifest(version_store(root, name)))}
     own = {f"{paths.FILES}/{name}": name for name in names_of(root, paths.FILES)}

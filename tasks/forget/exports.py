@@ -71,7 +71,7 @@ def _is_begun(root: Store, note: Note) -> bool:
 
 
 def check_none_under_way(root: Store, notes: Sequence[Note]) -> None:
-    """ValueError where a process is writing an export."""
+    """ValueError if a process is writing an export."""
     for note in notes:
         if _is_begun(root, note):
             with holding(Store.at(note.path)):
@@ -79,8 +79,8 @@ def check_none_under_way(root: Store, notes: Sequence[Note]) -> None:
 
 
 def remove_export(root: Store, note: Note) -> bool:
-    """Remove the files of an export on a local disk. Return whether it is gone: False where it cannot be reached, where the place
-    has something else by now, or where an unfinished export has files that no record names. ValueError while a process writes it.
+    """Remove the files of an export on a local disk. Return whether it is gone: False if it cannot be reached, if the place
+    has something else by now, or if an unfinished export has files that no record names. ValueError while a process writes it.
     """
     if "://" not in note.path and kind_of(note.path) is None:
         return True
@@ -114,7 +114,7 @@ STEPS = 1_000
 
 def saw(root: Store, path: str, before: int | None, skip_from: int | None, holders: Sequence[OfVersion]) -> JsonObject:
     """The visits of forgotten documents in a run, by its ledger, before a step; without one to its end. No batch is read.
-    ValueError where the run has no end and no step is given, or the ledger is not understood.
+    ValueError if the run has no end and no step is given, or the ledger is not understood.
     """
     ledger = Ledger.open(path)
     mixture = ledger.mixture()
@@ -202,7 +202,7 @@ def certificate_of(pending: Pending, forgotten: Forgotten, facts: JsonObject) ->
 
 
 def write_certificate(root: Store, certificate: JsonObject) -> None:
-    """Write a certificate and its page, signed where a key is set. A second time, it replaces what was there."""
+    """Write a certificate and its page, signed if a key is set. A second time, it replaces what was there."""
     key = certificate_key(certificate["id"])
     data = to_json(certificate)
     root.put(key.removesuffix(".json") + ".html", page(certificate, hashlib.sha256(data).hexdigest()).encode())

@@ -30,7 +30,7 @@ class FileChange(Model):
 
 
 class SourceChange(Model):
-    """Files, written documents and their tokens, before and after; None where they are unknown or there was no such source."""
+    """Files, written documents and their tokens, before and after; None if they are unknown or there was no such source."""
 
     name: str
     files: IntPair
@@ -39,8 +39,8 @@ class SourceChange(Model):
 
 
 class DocumentChangeCounts(Model):
-    """Documents of one source, of one split, or of all. Removed ones count where they were, the others where they are. One
-    that changed may have moved, too. ``changed``: None where the tokenizers differ.
+    """Changes of the documents of one source, of one split, or of all. A removed document counts for its old split, any other
+    for its new one. A changed document may have moved, too. ``changed``: None if the tokenizers differ.
     """
 
     name: str
@@ -51,7 +51,7 @@ class DocumentChangeCounts(Model):
 
 
 class SplitChange(Model):
-    """How many documents went from one split to another."""
+    """The number of documents that moved from one split to another."""
 
     before: SplitName
     after: SplitName
@@ -70,13 +70,13 @@ class DocumentChanges(Model):
 
     @property
     def split_changes(self) -> str:
-        """Such as ``12 train → validation, 3 validation → train``; empty where no document changed its split."""
+        """Such as ``12 train → validation, 3 validation → train``; empty if no document changed its split."""
         return ", ".join(f"{one.documents:,} {one.before} → {one.after}" for one in self.of_splits)
 
 
 class Changes(Model):
-    """From version *before* (None: there was none) to *after*. ``settings``: what else gives other bytes, as sentences.
-    ``documents``: None where it is unknown, or was not asked for.
+    """Changes from version *before* (None: there was none) to *after*. ``settings``: other causes of other bytes, as sentences.
+    ``documents``: None if it is unknown, or was not asked for.
     """
 
     before: str | None

@@ -1,7 +1,7 @@
 """``forgotten/list.json``: the documents that an output has forgotten, and what is under way to forget more of them.
 
-The record of a forgetting is written before anything else is touched, and marked as done after everything else. Whatever is
-killed in between, the next ``forget`` or build goes on with it: until then, nothing is published.
+The record of a forgetting is written before anything else is touched, and marked as done after everything else. If the process
+is killed in between, the next ``forget`` or build completes it; nothing is published before that.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def new_record() -> ForgottenRecord:
 
 
 def read_record_of(root: Store) -> ForgottenRecord | None:
-    """The record of an output; None if nothing was ever forgotten. ValueError, naming it, where it is damaged, or is not the one
+    """The record of an output; None if nothing was ever forgotten. ValueError, naming it, if it is damaged, or is not the one
     that the pointer and the last certificate know.
     """
     record = _parse(root, read_if_there(root, LIST))
@@ -127,12 +127,12 @@ def _list_of(root: Store, sha256: str) -> Forgotten:
 
 
 def forgotten_at(root: Store, sha256: str) -> Forgotten:
-    """The list of an output that has this digest; an empty one for an empty digest. ValueError where it has changed meanwhile."""
+    """The list of an output that has this digest; an empty one for an empty digest. ValueError if it has changed meanwhile."""
     return _list_of(replace(root, staging=None, read_once=False), sha256) if sha256 else Forgotten()
 
 
 def check_without_forgotten(root: Store, version: str) -> None:
-    """ValueError where a version has documents that its output has forgotten: it was put back, or comes from a copy."""
+    """ValueError if a version has documents that its output has forgotten: it was put back, or comes from a copy."""
     if root.exists(LIST):
         for line in Remains(root, read_forgotten(root)).keys_of(version):
             again = f"python -m flows forget {shlex.quote(root.url)} --like {shlex.quote(root.url)} --reason TEXT"

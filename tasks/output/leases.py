@@ -58,7 +58,7 @@ class Workspace(NamedTuple):
         return Path(self.staging, name)
 
     def write(self, name: str, items: AnyArray, mode: str = "wb") -> None:
-        """Write the items of an array to a file of the staging. OSError, with its path, where the disk has no room for them."""
+        """Write the items of an array to a file of the staging. OSError, with its path, if the disk has no room for them."""
         # ndarray.tofile has neither the cause nor the path in its error, and no error at all where few items are lost.
         with named_errors(path := self.path(name)), open(path, mode) as file:
             file.write(np.ascontiguousarray(items).data)
@@ -155,7 +155,7 @@ def _try_to_remove(home: str, key: str) -> None:
 
 
 def entries(home: str, key: str) -> list[str]:
-    """Names in a directory; none where it has just gone, or is a link."""
+    """Names in a directory; none if it has just gone, or is a link."""
     gone = contextlib.suppress(FileNotFoundError, NotADirectoryError)
     with gone, named_errors(os.path.join(home, key)), directory_below(home, key) as directory:
         return os.listdir(directory)
@@ -242,7 +242,7 @@ def _exclude_builds(root: Store, held: contextlib.ExitStack) -> str | None:
 
 @contextlib.contextmanager
 def _locked(directory: Path, kind: int) -> Iterator[None]:
-    """Lock a directory: shared, which is waited for, where the file system has locks; or exclusive, else BlockingIOError."""
+    """Lock a directory: shared, which is waited for, if the file system has locks; or exclusive, else BlockingIOError."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
@@ -287,7 +287,7 @@ def _lease(root: Store, what: str) -> Iterator[None]:
 
 
 def _processes() -> str:
-    """A name for the processes that this one can see, of one start of one machine; empty where the system has none."""
+    """A name for the processes that this one can see, of one start of one machine; empty if the system has none."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/pid")
     return ""

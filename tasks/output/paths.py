@@ -64,7 +64,7 @@ KINDS = {
 
 
 def check_places(root: Store) -> None:
-    """Refuse an output of a checkout that kept more records than the pointer, and a local one where something else is in place of
+    """Refuse an output of a checkout that kept more records than the pointer, and a local one if something else is in place of
     what it consists of, such as a link of a directory.
     """
     for name in ("held.json", "pins"):

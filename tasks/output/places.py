@@ -34,7 +34,7 @@ FIRST_CONTACT_SECONDS = 10.0
 
 @contextmanager
 def removed_if_empty(root: Store) -> Iterator[None]:
-    """Where the block fails, remove the local directories that it made for an output and left empty."""
+    """If the block fails, remove the local directories that it made for an output and left empty."""
     above = [path for path in (Path(root.root), *Path(root.root).parents) if root.is_local and kind_of(path) is None]
     try:
         yield
@@ -53,7 +53,7 @@ def layout_of(request: Request, root: Store) -> LayoutName:
 
 
 def scratch_of(request: Request | ForgetRequest | Group, root: Store) -> Path:
-    """The local directory for downloads, and for staging where the output is remote: this worker's, else the request's."""
+    """The local directory for downloads, and for staging if the output is remote: this worker's, else the request's."""
     if root.is_local and not os.environ.get(SCRATCH) and request.scratch is None:
         return Path(root.root) / CACHE
     return scratch_apart(request.scratch)
@@ -74,7 +74,7 @@ def scratch_apart(wanted: str | None) -> Path:
 
 
 def check_output(request: Request) -> Store:
-    """The output's root. ValueError, before any work, where nothing can be written there, or to the scratch directory."""
+    """The output's root. ValueError, before any work, if nothing can be written there, or to the scratch directory."""
     root = Store.at(request.output)
     if root.is_local:
         _check_directory(Path(root.root), f"output {request.output}")
@@ -101,13 +101,13 @@ def _check_directory(directory: Path, what: str) -> None:
 
 
 def check_apart(inner: str, outer: str, message: str) -> None:
-    """Refuse a location within another one, whose *message* names both: the next run would read what this one wrote."""
+    """Refuse a location within another one: the next run would read what this one wrote. *message* names both."""
     if f"{inner.rstrip('/')}/".startswith(f"{outer.rstrip('/')}/"):
         raise ValueError(f"{message}. Keep them apart.")
 
 
 def check_writable(root: Store) -> None:
-    """ValueError where a build could not write to its output, as far as that is known without writing."""
+    """ValueError if a build could not write to its output, as far as that is known without writing."""
     if not root.is_local:
         return
     path = nearest(Path(root.root))

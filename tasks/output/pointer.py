@@ -86,7 +86,7 @@ class Pin(Model):
 
 
 class Decision(Model):
-    """A person's decision on a version that gates held back: when, who and why. ``findings``: those of the gates."""
+    """A person's decision on a version that gates held back: its time, author and reason. ``findings``: those of the gates."""
 
     what: Literal["approved", "rejected", "published anyway"]
     at: datetime
@@ -97,7 +97,7 @@ class Decision(Model):
 
 class Refreshed(Model):
     """A refresh that published a version, or a decision of one that was held. ``documents``, ``tokens``: of the version.
-    ``added`` and so on count documents, and are None where they are unknown. ``text_bytes_tokenized``: 0 where all tokens
+    ``added`` and so on count documents, and are None if they are unknown. ``text_bytes_tokenized``: 0 if all tokens
     were there.
     """
 
@@ -117,7 +117,7 @@ class Refreshed(Model):
 
 class Candidate(Model):
     """A version that waits for a person. ``before``: the latest one when the gates looked at it. ``gates``: those that did.
-    ``changes``: of documents, None where they are unknown.
+    ``changes``: of documents, None if they are unknown.
     """
 
     version: Name
@@ -222,7 +222,7 @@ UNPUBLISHED = Pointer(version=None, manifest_sha256=None, sequence=0)
 
 
 def read_pointer(root: Store) -> Pointer:
-    """The pointer; sequence number 0 where nothing was ever published. ValueError where there is something else."""
+    """The pointer; sequence number 0 if nothing was ever published. ValueError if there is something else."""
     return _parse(root, read_if_there(root, POINTER))
 
 
@@ -242,7 +242,7 @@ def _parse(root: Store, data: bytes | None) -> Pointer:
 
 def publish(root: Store, version: str, since: int, decided: Refreshed | None = None) -> int:
     """Let ``latest`` point at a version. Return the pointer's sequence number. *since* is the sequence number when this build
-    began: where another build has moved the pointer meanwhile, it is left alone, and a ValueError says so. *decided*: by whom it
+    began: if another build has moved the pointer meanwhile, it is left alone, and a ValueError says so. *decided*: by whom it
     was let through.
     """
 
@@ -342,7 +342,7 @@ def say_of_move(root: Store, now: Pointer, kind: Kind) -> None:
 
 
 def is_dataset(root: Store, version: str) -> bool:
-    """Whether readers find a version, of whatever layout."""
+    """Whether readers find a version, of any layout."""
     return any(version_store(root, version).has(marker) for marker in MARKERS)
 
 
@@ -382,7 +382,7 @@ KEPT = 1000
 
 
 def read_history(root: Store) -> tuple[Refreshed, ...]:
-    """The refreshes and decisions so far, the last one last. ValueError, naming the record, where it holds something else."""
+    """The refreshes and decisions so far, the last one last. ValueError, naming the record, if it holds something else."""
     refreshes = _refreshes_in(root, read_if_there(root, REFRESHES))
     return tuple(sorted((*refreshes, *read_pointer(root).decisions), key=lambda one: one.at))
 

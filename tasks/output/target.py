@@ -100,8 +100,8 @@ near-duplicates has from now on, 0 for none, with the similarity to the document
 
 class Target(Model):
     """The version under way: where this process works, the version's name and layout, its splits and which documents go where,
-    its token arrays, and the kinds of the columns that it keeps, as far as they are known before its documents are
-    read. ``texts``: facts of texts, which are next to the version as what it leaves out is.
+    its token arrays, and the kinds of the columns that it keeps, as far as they are known before its documents are read.
+    ``texts``: facts of texts, which are stored next to the version, like its left-out documents.
     """
 
     workspace: Workspace
@@ -137,8 +137,8 @@ class Target(Model):
         return self.root / beside_key(self.name)
 
     def of_attempt(self, attempt: str) -> Store:
-        """The store of objects that all who work for an attempt read: its staging, which is swept, or, as that of an output on
-        a store is on one machine, the place of what the version leaves out.
+        """The store of objects that all processes of an attempt read: its staging, which is swept. If the output is remote, its
+        staging is on one machine, and the store is that of the left-out documents.
         """
         return self.root / f"{STAGING}/{self.name}/{attempt}" if self.root.is_local else self.beside
 

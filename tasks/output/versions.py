@@ -225,7 +225,7 @@ def roll_back(root: Store, name: str | None = None) -> Pointer:
     """Let ``latest`` point at the version before, or at the named one. Return the pointer as it is then.
 
     The version before the move is withdrawn: a refresh that gives it again does not publish it. Going back to a withdrawn
-    version by its name ends that. ValueError where there is nothing to go back to, or where it is damaged.
+    version by its name ends that. ValueError if there is nothing to go back to, or if it is damaged.
     """
     if (seen := read_pointer(root)).version is None:
         raise ValueError(f"{root.url}: nothing was ever published here, so there is nothing to go back to")
@@ -272,7 +272,7 @@ def pin(root: Store, name: str, note: str = "") -> str:
 
 
 def unpin(root: Store, name: str) -> str:
-    """Let the policy decide over a version again. Return its whole name. ValueError where it was not pinned."""
+    """Let the policy decide over a version again. Return its whole name. ValueError if it was not pinned."""
     check_name(name)
 
     def after(pointer: Pointer) -> Pointer:
@@ -310,12 +310,12 @@ def remember_origin(
 
 
 def read_origin(root: Store, version: str) -> Origin | None:
-    """The origin of a version; None where it is not known, which costs time at most."""
+    """The origin of a version; None if it is not known, which costs time at most."""
     return _read_origin(root, version, Origin)
 
 
 def read_origin_files(root: Store, version: str) -> OriginFiles | None:
-    """The sources and files of the origin of a version; None where they are not known."""
+    """The sources and files of the origin of a version; None if they are not known."""
     return _read_origin(root, version, OriginFiles)
 
 
@@ -339,7 +339,7 @@ def check_distinct(outputs: Sequence[str]) -> None:
 
 def at_dataset(path_or_url: str) -> tuple[Store, str]:
     """The output and the version that a path means. It names an output (its latest version), a version, or the link ``latest``.
-    ValueError where no published version of an output is there.
+    ValueError if no published version of an output is there.
     """
     store = without_links(Store.at(path_or_url))
     if store.is_local and kind_of(store.root) == "file":
@@ -357,7 +357,7 @@ def at_dataset(path_or_url: str) -> tuple[Store, str]:
 
 
 def hold(root: Store, candidate: Candidate, since: int) -> Candidate:
-    """Let a version wait for a person, in place of whatever waited before, unless it was rejected meanwhile. ValueError where
+    """Let a version wait for a person, in place of whatever waited before, unless it was rejected meanwhile. ValueError if
     ``latest`` is not at the number *since* any more, at which the gates looked at it, or the version has gone.
     """
 
@@ -399,7 +399,7 @@ class Decided(NamedTuple):
 
 
 def approve(root: Store, name: str | None, why: str, by: str | None = None) -> Decided:
-    """Let ``latest`` name the version that waits. *name*: which one that has to be, or how it begins. ValueError where it is
+    """Let ``latest`` name the version that waits. *name*: which one that has to be, or how it begins. ValueError if it is
     damaged, or does not wait.
     """
     found = _waiting(read_pointer(root), name)
@@ -416,7 +416,7 @@ def approve(root: Store, name: str | None, why: str, by: str | None = None) -> D
 
 
 def reject(root: Store, name: str | None, why: str, by: str | None = None) -> Decided:
-    """Leave ``latest`` where it is: a refresh that gives the version again does not hold it again. ValueError where it does not
+    """Leave ``latest`` where it is: a refresh that gives the version again does not hold it again. ValueError if it does not
     wait.
     """
     found = _waiting(read_pointer(root), name)
@@ -438,8 +438,8 @@ def _decide(
     by: str | None,
     after: Callable[[Pointer, Candidate], Pointer],
 ) -> Decided:
-    """Note a decision of the candidate that was *found*, in the change *after* that it makes. ValueError where another one
-    waits, or none, and nobody has decided so before.
+    """Record a decision on the candidate that was *found*, within the change *after* of the pointer. ValueError if another
+    candidate or none waits, unless the same was decided before.
     """
     made = found.decided(what, why, by) if found is not None else None
     before: Refreshed | None = None

@@ -31,9 +31,9 @@ LONG_RUN = 1 << 17
 
 
 class Reads(NamedTuple):
-    """How tokens are read: in blocks of *block* tokens, *ahead* of them at a time. Where less than one part in *sparse* of a
-    block is wanted, each run is read alone; None: never. ``whole``: all of a block is read, so that the checksums of its inner
-    chunks are checked.
+    """How tokens are read: in blocks of *block* tokens, *ahead* of them at a time. If less than one part in *sparse* of a block
+    is wanted, each run is read alone; None: never. ``whole``: all of a block is read, so that the checksums of its inner chunks
+    are checked.
     """
 
     block: int
@@ -74,8 +74,8 @@ def _blocks(begins: Int64s, ends: Int64s, reads: Reads, length: int) -> Iterator
 
 
 def read_runs(source: StoredArray, begins: Int64s, ends: Int64s, reads: Reads) -> Iterator[AnyArray]:
-    """The items of many runs of an array with one a token, in order, which are not empty and do not overlap. A part is valid
-    until the next one comes.
+    """The items of many runs of an array with an item a token. The runs are in order, not empty, and do not overlap. A yielded
+    part is valid until the next one is asked for.
     """
     if not len(begins):
         return
@@ -250,7 +250,7 @@ def _merged(runs: Sequence[Runs], array: Int8s, begins: Int64s, ends: Int64s, dt
 
 
 def all_items(documents: Documents, name: str) -> AnyArray:
-    """All items of a token array: dtype[token_count]. ValueError where there are not as many as the documents have tokens."""
+    """All items of a token array: dtype[token_count]. ValueError if there are not as many as the documents have tokens."""
     count = int(documents.lengths.sum())
     items, at = np.empty(count, TOKEN_ARRAYS[name].dtype), 0
     for block in documents.items(name, 0, count):

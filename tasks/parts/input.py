@@ -156,7 +156,7 @@ def open_input(part: InputPart) -> FlatTokens:
 
 
 def input_documents(part: InputPart, target: Target) -> Documents:
-    """All documents of a part, their files by the output's numbers. ValueError where the input is damaged."""
+    """All documents of a part, their files by the output's numbers. ValueError if the input is damaged."""
     tokens = open_input(part)
     starts = checked_entries(tokens, part.start, part.stop).astype(np.int64)
     numbers = np.arange(part.start, part.stop)
@@ -172,7 +172,7 @@ def input_documents(part: InputPart, target: Target) -> Documents:
 
 
 def _read(part: InputPart, target: Target, name: str, first: int, stop: int) -> UInt64s:
-    """A fact of a part's documents, the file by the output's number. ValueError where that is none of the input's."""
+    """A fact of a part's documents, the file by the output's number. ValueError if that is none of the input's."""
     start, stop = part.start + first, part.start + stop
     if name in (texts := target.texts_of(part.split)):
         array = open_array(target.root / fact_key(version_of(part), part.split, name), "uint64")

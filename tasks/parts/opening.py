@@ -71,8 +71,8 @@ def open_part(part: Part, target: Target, *names: str) -> Documents:
 
 
 def _repeated(part: ShardPart, target: Target) -> dict[str, UInt64s]:
-    """The facts that comparing documents gives those of a part, by OF_CHOICE: uint64[n] each. ValueError if
-    they are not what was written.
+    """The facts of a part's documents that comparing them gave, by OF_CHOICE: uint64[n] each. ValueError if they are not what
+    was written.
     """
     facts = {name: np.zeros(part.shard.seq_count, np.uint64) for name in OF_CHOICE}
     for some in part.repeats:

@@ -125,7 +125,7 @@ class InputPart(Position):
 
 
 class Shuffling(Model):
-    """How a split is shuffled: its *seq_count* documents go to so many *buckets*."""
+    """How a split is shuffled: its *seq_count* documents are divided into *buckets* buckets."""
 
     split: Split
     seed: int

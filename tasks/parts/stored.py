@@ -2,8 +2,8 @@
 
 A request of a remote store takes tens of milliseconds and costs money, however little it reads; and a shard is read three
 times: counted, then read for the tokens and for the documents of two splits. So small objects that receipts list are read whole
-by one request, checked, and kept for the next reader. Kept bytes are found by their digest, which was checked when they came:
-every receipt with that digest means these bytes, whatever becomes of the store.
+by one request, checked, and kept for the next reader. Kept bytes are found by their digest, which was checked when they were
+read: every receipt with that digest means these bytes, even if the store changes.
 
 The tokens of other shards are in the unfinished version that they were made for, and nowhere else. Such a shard has an object
 of its own with the entries of its documents. Its receipt says where the tokens are, a range in each split, with a digest of
@@ -98,7 +98,7 @@ os.register_at_fork(after_in_child=_begin_anew)
 @dataclass(frozen=True)
 class KnownStore(Store):
     """A remote store with known sizes and digests of some objects, by their paths. ``read_ranges`` reads small ones whole, all
-    at once, and not again while they are kept. ValueError where one has changed.
+    at once, and not again while they are kept. ValueError if one has changed.
     """
 
     known: Mapping[str, StoredObject] = field(default_factory=dict, repr=False)
@@ -266,7 +266,7 @@ def write_entries(store: Store, parts: Sequence[pa.RecordBatch]) -> StoredObject
 
 
 def read_entries(root: Store, shard: TokenShard) -> dict[str, UInt64s]:
-    """The rows of a streamed shard: uint64[n] or uint64[n, numbers] by fact. ValueError where they are not as many as its receipt
+    """The rows of a streamed shard: uint64[n] or uint64[n, numbers] by fact. ValueError if they are not as many as its receipt
     says.
     """
     key, facts = f"{shard_key(shard.key)}/{ENTRIES}", {**shard.facts, LENGTH: 1, SPLIT: 1}
@@ -291,7 +291,7 @@ def write_tails(store: Store, tails: Sequence[Tail]) -> StoredObject:
 
 
 def _read_tail(root: Store, shard: TokenShard, split: Split, name: str) -> AnyArray:
-    """The tail of the array *name* in a split. ValueError where there are not as many tokens as the receipt says."""
+    """The tail of the array *name* in a split. ValueError if there are not as many tokens as the receipt says."""
     assert shard.unfinished is not None
     counts = [shard.unfinished.of(one).tail for one in shard.unfinished.splits]
     at, names = sum(counts[: shard.unfinished.splits.index(split)]), shard.token_arrays
@@ -333,7 +333,7 @@ def _runs(root: Store, shard: TokenShard, split: Split, name: str, begins: Int64
 
 
 def unfinished_items(root: Store, shard: TokenShard, split: Split, name: str) -> Iterator[Items]:
-    """The items of a slice in the array *name* of a split, in order, from their mapped objects. ValueError where an object is
+    """The items of a slice in the array *name* of a split, in order, from their mapped objects. ValueError if an object is
     missing, or ends before them.
     """
     location = shard.unfinished
@@ -359,8 +359,8 @@ def unfinished_items(root: Store, shard: TokenShard, split: Split, name: str) ->
 
 
 def _chunk_bounds(spec: ArraySpec, data: memoryview, count: int, end: int) -> list[int]:
-    """Where each of the first *count* chunks of an object begins, and where the last one ends; that one has items up to *end*. A
-    compressed chunk says how long it is. ValueError where the object is shorter.
+    """The place of each of the first *count* chunks of an object, and the end of the last one, which has items up to *end*. A
+    compressed chunk states its own length. ValueError if the object is shorter.
     """
     if spec.is_compressed:
         bounds = [0]
@@ -376,7 +376,7 @@ def _chunk_bounds(spec: ArraySpec, data: memoryview, count: int, end: int) -> li
 
 
 def _items(spec: ArraySpec, stored: memoryview, first: int, stop: int, label: str) -> AnyArray:
-    """Items ``first:stop`` of a chunk. ValueError, naming its object, where it is damaged."""
+    """Items ``first:stop`` of a chunk. ValueError, naming its object, if it is damaged."""
     if spec.is_compressed:
         try:
             return spec.decode_chunk(stored)[first:stop]
@@ -399,7 +399,7 @@ def _mapped(root: Store, location: UnfinishedLocation, split: Split, name: str, 
 
 
 def check_unfinished(root: Store, shard: TokenShard) -> None:
-    """ValueError where the token arrays of a streamed shard are not what was written."""
+    """ValueError if the token arrays of a streamed shard are not what was written."""
     location = shard.unfinished
     assert location is not None
     for split in location.splits:

@@ -1,8 +1,8 @@
 """Indexes: which slices and segments a version holds, so that their tokens are neither stored nor made a second time.
 
-An index is one object for each version, written before the version is committed. It is a shortcut: where it is missing, what it
-knew is tokenized again. What it leads to is checked before it is used: a version's objects against its manifest, those of what
-it left out against the index.
+An index is one object for each version, written before the version is committed. It is a shortcut: if it is missing, what it
+knew is tokenized again. The objects that it names are checked before they are used: those of a version against its manifest,
+those of its left-out documents against the index.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ def as_text(records: Structs) -> str:
 
 
 def segments_of(shard: TokenShard) -> Structs:
-    """A shard's segments: STORED[m]; none where it has no record of them that fits its documents."""
+    """A shard's segments: STORED[m]; none if it has no record of them that fits its documents."""
     segments = _records(shard.segments, STORED)
     return segments if int(segments["documents"].sum(dtype=np.int64)) == shard.written else segments[:0]
 
 
 def segments_without(shard: TokenShard, gone: Bools) -> Structs:
-    """A shard's segments, where it loses documents: bool[n]. One that loses some has no digest."""
+    """A shard's segments, if it loses documents: bool[n]. One that loses some has no digest."""
     segments = segments_of(shard).copy()
     ends = np.cumsum(segments["documents"], dtype=np.int64)
     lost = np.diff(np.concatenate([[0], np.cumsum(gone)])[ends], prepend=0)
@@ -71,7 +71,7 @@ def segments_without(shard: TokenShard, gone: Bools) -> Structs:
 
 
 def files_of(shard: TokenShard) -> Structs:
-    """The files of a published shard's run: STORED_FILE[m]; none where it has no record of them that fits its rows."""
+    """The files of a published shard's run: STORED_FILE[m]; none if it has no record of them that fits its rows."""
     files = _records(shard.files, STORED_FILE)
     return files if shard.published and len(files) == len(shard.file_starts) - 1 else files[:0]
 
@@ -122,7 +122,7 @@ class Index(NamedTuple):
 
 
 def read_index(root: Store, version: str) -> Index:
-    """The index of a version, without shards where it has none that can be trusted."""
+    """The index of a version, without shards if it has none that can be trusted."""
     try:
         facts = read_json(root, index_key(version))
         if facts.pop("sha256", None) != digest_of(facts):
@@ -179,7 +179,7 @@ class _Known(NamedTuple):
         return cls(digests[order], shard[order], first[order], count[order], shards)
 
     def find(self, digests: Structs) -> Int64s:
-        """The numbers of segments or files among the known ones, by their digests: int64[m], -1 where one is not known."""
+        """The numbers of segments or files among the known ones, by their digests: int64[m], -1 if one is not known."""
         if not len(self.digests):
             return np.full(len(digests), -1)
         wanted = digests.view(self.digests.dtype)
@@ -234,14 +234,12 @@ class StoredTokens:
         return shard if shard is not None and self._is_whole(shard) else None
 
     def find(self, segments: Segments, recipe: bytes) -> tuple[Structs, Int64s]:
-        """The digests of the segments, and the number of each among the known ones: int64[m], -1 where it is not known."""
+        """The digests of the segments, and the number of each among the known ones: int64[m], -1 if it is not known."""
         digests = segments.digests(recipe)
         return digests, self.segments.find(digests)
 
     def take(self, numbers: Int64s, facts: Iterable[str]) -> tuple[TokenBatch | None, dict[str, UInt64s]]:
-        """The tokens of known segments that stand side by side, and those of *facts* that their shard has; None where they are
-        damaged or have gone.
-        """
+        """The tokens of consecutive known segments, and those *facts* that their shard has. None if they are damaged or gone."""
         found = self.segments
         shard, first = found.shards[found.shard[numbers[0]]], int(found.first[numbers[0]])
         stop = first + int(found.counts[numbers].sum())
@@ -253,13 +251,13 @@ class StoredTokens:
         return kept.part(first, stop).batch(shard.token_arrays), known
 
     def find_files(self, slice_: Slice, recipe: Recipe) -> Int64s:
-        """The number of each file of a slice among the known ones: int64[m], -1 where it is not known."""
+        """The number of each file of a slice among the known ones: int64[m], -1 if it is not known."""
         if not len(self.files.digests):
             return np.full(len(slice_.ranges), -1)
         return self.files.find(recipe.of_files(slice_))
 
     def sound_files(self, slice_: Slice, recipe: Recipe) -> Int64s:
-        """The same, -1 where it is damaged, too."""
+        """The same, -1 if it is damaged, too."""
         numbers = self.find_files(slice_, recipe)
         for shard in np.unique(self.files.shard[numbers[numbers >= 0]]).tolist():
             if self.opened(self.files.shards[shard]) is None:
@@ -299,7 +297,7 @@ class StoredTokens:
                 continue  # who wants it will say what is wrong with it
 
     def opened(self, shard: TokenShard) -> tuple[Documents, Documents] | None:
-        """The documents of a shard, and those that are left out; None where they are damaged or have gone."""
+        """The documents of a shard, and those that are left out; None if they are damaged or have gone."""
         from tasks.parts.opening import open_shard  # what has nothing to do opens none
 
         with self._lock:

@@ -54,7 +54,7 @@ def receipt_json(shard: TokenShard) -> bytes:
 
 
 def read_receipt(data: bytes) -> TokenShard:
-    """The shard of a receipt. ValueError where the receipt is damaged."""
+    """The shard of a receipt. ValueError if the receipt is damaged."""
     facts = json_object(data, RECEIPT)
     if facts.pop("sha256", None) != digest_of(facts):
         raise ValueError("the receipt does not have its own digest")
@@ -75,7 +75,7 @@ def load_shard(root: Store, key: str) -> TokenShard | None:
 
 
 def _read_shard(root: Store, key: str) -> TokenShard | None:
-    """The stored shard of *key*; None where it has no receipt. ValueError where it is damaged."""
+    """The stored shard of *key*; None if it has no receipt. ValueError if it is damaged."""
     store = root / shard_key(key)
     try:
         receipt = read_record(store, RECEIPT)

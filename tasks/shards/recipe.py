@@ -105,7 +105,7 @@ class Recipe(Model):
         return self.chats[part.source] if self.chats else None
 
     def key_inputs(self, part: Slice) -> dict[str, object]:
-        """Everything that changes the shard's bytes: no path, time or worker, and the engine only where ``engine`` names it."""
+        """Everything that changes the shard's bytes: no path, time or worker, and the engine only if ``engine`` names it."""
         return {**self._text_of(part), **self._besides(part)}
 
     def _besides(self, part: Slice) -> dict[str, object]:
@@ -167,7 +167,7 @@ class Recipe(Model):
         return {"steps": self.steps} if self.steps else {}
 
     def split_by_of(self, part: Slice) -> str | None:
-        """The value that decides on the splits of its documents: ``text``, or a column; None where it is their keys."""
+        """The value that decides on the splits of its documents: ``text``, or a column; None if it is their keys."""
         return self.source(part).split_by(self.split_by, self.documents.opened().gives_columns)
 
     def token_arrays(self, part: Slice) -> tuple[str, ...]:

@@ -97,7 +97,7 @@ class Sample:
 
 
 def ratio(counts: Counts, of: Counts) -> tuple[float, float]:
-    """Sum of *counts* over the sum of *of*, and its standard error where both are of pieces drawn at random."""
+    """Sum of *counts* over the sum of *of*, and its standard error if both are of pieces drawn at random."""
     share = float(counts.sum() / max(of.sum(), 1))
     n = len(counts)
     if n < MIN_PIECES:
@@ -207,7 +207,7 @@ def _bytes(slices: list[Slice]) -> int:
 
 
 def _read(recipe: Recipe, part: Slice, most: int, batch_bytes: int | None, forgotten: Forgotten) -> Piece:
-    """Read a part, until *most* bytes of text are there. The time is that after its first batch, where there are several:
+    """Read a part, until *most* bytes of text are there. The time is that after its first batch, if there are several:
     opening a slice takes a build no time to speak of.
     """
     tally, documents, marks = Tally(forgotten=forgotten), list[TextBatch](), [(0, 0.0)]
@@ -326,7 +326,7 @@ MOST_BYTES = 3 * TOKEN_BYTES
 
 def bytes_of_objects(spec: ArraySpec, length: int) -> int:
     """Bytes that the objects of an array of *length* items have next to its items: indexes, checksums and what fills the last
-    chunk, where that is stored as it is.
+    chunk, if that is stored as it is.
     """
     chunk_count, object_count = -(-length // spec.chunk_length), -(-length // spec.object_length)
     filling = (chunk_count * spec.chunk_length - length) * spec.numpy_dtype.itemsize + 4 * chunk_count
@@ -411,7 +411,7 @@ class Sums:
 
 
 def _error(estimate: float, error: float, scale: float) -> float:
-    """By how much *scale* times an estimate may be off, where the rest is of files that nobody looked into."""
+    """By how much *scale* times an estimate may be off, if the rest is of files that nobody looked into."""
     return error * scale + (estimate * (scale - 1) * UNSEEN if scale > 1 else 0)
 
 

@@ -15,7 +15,7 @@ from tasks.models import UnfinishedLocation
 from tasks.parts.stored import Tail
 
 TASK: ContextVar[object] = ContextVar("task", default=None)
-"""A runner's task of several slices, whose results are used when it has ended. None where each slice is a task of its own."""
+"""A runner's task of several slices, whose results are used when it has ended. None if each slice is a task of its own."""
 
 
 class BrokenStreamError(Exception):
@@ -47,7 +47,7 @@ class Sink(Protocol):
     """Takes the tokens of slices straight into a version, in the slices' order."""
 
     def stream(self, key: str) -> AbstractContextManager[SliceStream | None]:
-        """A block in which the slice of that key streams its tokens, once all tokens before it have arrived. None where it has to
+        """A block in which the slice of that key streams its tokens, once all tokens before it have arrived. None if it has to
         be stored as a shard.
         """
         ...

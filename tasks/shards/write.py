@@ -64,7 +64,7 @@ def tokenize_or_load(
     slice_: Slice, recipe: Recipe, workspace: Workspace, versions: VersionNames = (), sink: HereOnly = None
 ) -> Staged | TokenShard:
     """Tokenize a slice, or load its stored or published tokens, if they are undamaged. New tokens are streamed into the version
-    where *sink* has a stream for them, which it has in the build's own process. Only then are the slice's files fetched.
+    if *sink* has a stream for them, which it has in the build's own process. Only then are the slice's files fetched.
     """
     key = recipe.key(slice_)
     stored = load_or_published(workspace.root, versions, key)
@@ -84,7 +84,7 @@ def tokenize_or_load(
 
 
 def store_shard(made: Staged | TokenShard, workspace: Workspace, sink: HereOnly = None) -> TokenShard:
-    """Store a staged token shard. Tokens that another process staged are streamed into the version where *sink* has a stream for
+    """Store a staged token shard. Tokens that another process staged are streamed into the version if *sink* has a stream for
     them. A shard that is stored already is left as it is.
     """
     if not isinstance(made, Staged):
@@ -104,7 +104,7 @@ def fetching_ahead(
     slices: Sequence[Slice], recipe: Recipe, workspace: Workspace, versions: VersionNames, sink: HereOnly = None
 ) -> Iterator[None]:
     """On a worker that tokenizes some slices of a build: fetch the files of those that are not stored, in their order, until
-    the block ends. ValueError where this machine's tokenizer or a step is not the build's.
+    the block ends. ValueError if this machine's tokenizer or a step is not the build's.
     """
     digest = load_tokenizer(recipe.tokenizer).digest
     if digest != recipe.tokenizer_digest:

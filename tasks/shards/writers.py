@@ -35,7 +35,7 @@ FORMER = "documents/columns.former"
 
 
 class ShardColumns:
-    """Writes the kept columns of a shard in a staging directory. What was written is rewritten where a later row shows that a
+    """Writes the kept columns of a shard in a staging directory. What was written is rewritten if a later row shows that a
     column is of another kind, which happens twice a column at most. ``kinds``: of all rows of the slice, those that were left out
     among them, so that the kinds of a dataset do not depend on how its sources were cut.
     """
@@ -134,7 +134,7 @@ class ShardWriter(NamedTuple):
 
 
 def staging_of(key: str, workspace: Workspace) -> Store:
-    """Where this attempt writes a shard. What a staging directory holds need not survive a power loss."""
+    """The directory in which this attempt writes a shard. Its content need not survive a power loss."""
     return replace(Store.at(Path(workspace.staging) / key), durable=False)
 
 

@@ -151,7 +151,7 @@ def read_documents(
 ) -> Iterator[TextBatch]:
     """The documents of a slice in batches of about 4 MB of text, or *batch_bytes*, in order, after the policy's steps, without
     those that are forgotten, whose text is counted. *tally* counts along. *split_by*: ``text``, or a kept column, whose hashes
-    are the split keys. ValueError names file and row of a bad document where the policy says so, and a file that changes
+    are the split keys. ValueError names file and row of a bad document if the policy says so, and a file that changes
     meanwhile.
     """
     steps = policy.opened()
@@ -270,8 +270,8 @@ def _take_steps(
     policy: DocumentPolicy,
     tally: Tally,
 ) -> TextBatch:
-    """Take documents through the steps. What a step fails on, or makes too long, is a bad document; keys stay those of the texts
-    before.
+    """Take documents through the steps. A document is bad if a step fails on it or makes it too long. Keys stay those of the
+    texts before the steps.
     """
     _, offsets = text_buffers(documents.texts)
     tally.before_steps += int(offsets[-1] - offsets[0])
@@ -311,7 +311,7 @@ SPANS = "\0\2"
 
 
 def with_spans(texts: pa.LargeStringArray, spans: Sequence[Sequence[IntPair] | None]) -> pa.LargeStringArray:
-    """Each text with the spans of its characters that count after it, None: all of them; ``text_and_spans`` takes both apart."""
+    """Each text followed by the spans of its characters that count (None: all of them). ``text_and_spans`` divides them again."""
     written = ("all" if of is None else ",".join(f"{start}-{stop}" for start, stop in of) for of in spans)
     both = [f"{text}{SPANS}{of}" for text, of in zip(texts.to_pylist(), written, strict=True)]
     return pa.array(both, pa.large_string())

@@ -22,14 +22,14 @@ from tasks.models import FileRange, SourceFile, Stamp, stamp_of
 
 
 def plan_ranges(file: SourceFile, source: Source, range_bytes: int) -> list[FileRange]:
-    """The ranges of a file, in order, each of about *range_bytes* of text. ValueError, naming the file and what it has, where it
+    """The ranges of a file, in order, each of about *range_bytes* of text. ValueError, naming the file and what it has, if it
     cannot be read or has no such column.
     """
     return [FileRange(file, *cut) for cut in cuts_of(file, source, range_bytes)]
 
 
 def cuts_of(file: SourceFile, source: Source, range_bytes: int, content: bytes | None = None) -> tuple[Range, ...]:
-    """The same without the file. *content*: its bytes, where they are known."""
+    """The same without the file. *content*: its bytes, if they are known."""
     for setting in ("delimiter", "quotes"):
         if getattr(source, setting) is not None and file.format != "csv":
             raise ValueError(f"{file.name} is {file.format}, which has no {setting}. Leave source.{setting} out.")
@@ -49,7 +49,7 @@ def _as_unreadable(file: SourceFile) -> Iterator[None]:
 
 
 def with_partitions(file: SourceFile, source: Source, content: bytes | None = None) -> SourceFile:
-    """The file with the kept columns that its directories give: those that it has not itself. *content*: its bytes, where they
+    """The file with the kept columns that its directories give: those that it has not itself. *content*: its bytes, if they
     are known. Raises as ``plan_ranges`` does.
     """
     given = partitions_of(file.name)
@@ -92,7 +92,7 @@ def range_of(part: FileRange) -> Range:
 def rows_of(
     part: FileRange, source: Source, policy: DocumentPolicy, batch_bytes: int | None = None, content: bytes | None = None
 ) -> Iterator[Rows]:
-    """The rows of a range. *content*: the bytes of its file, where they have been read. ValueError where the file is damaged, or
+    """The rows of a range. *content*: the bytes of its file, if they have been read. ValueError if the file is damaged, or
     changes meanwhile.
     """
     if content is None:
@@ -119,7 +119,7 @@ def stamp(path: str) -> Stamp:
 
 
 def check_unchanged(file: SourceFile) -> None:
-    """ValueError where a file is not what it was when its digest was taken."""
+    """ValueError if a file has changed since its digest was taken."""
     try:
         changed = bool(file.stamp) and stamp(file.location) != file.stamp
     except FileNotFoundError:
@@ -153,7 +153,7 @@ def unused_separators(sources: Sequence[Source], files: Sequence[SourceFile]) ->
 
 
 def _remedy(separator: str, file: SourceFile) -> str:
-    """The separator that was probably meant; nothing where that is not to be seen."""
+    """The separator that was probably meant; nothing if that is not to be seen."""
     if "\\" in separator:
         return ' In YAML, "\\n" in double quotes is a line feed; in single quotes, and without, it is a backslash and an n.'
     if separator.strip("\r\n"):

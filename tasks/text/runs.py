@@ -48,7 +48,7 @@ class RunOfFiles(NamedTuple):
 
     def read(self) -> Iterator[RunRows]:
         """The rows of all files, which count from the start of the run, *rows_before* before these. ValueError, naming the file,
-        where one is damaged or changes meanwhile.
+        if one is damaged or changes meanwhile.
         """
         most = self.batch_bytes or limits.BATCH_BYTES
         kind = self.ranges[0].file.format
@@ -152,7 +152,7 @@ def _in_batches(parts: Iterable[RunRows], most: int) -> Iterator[RunRows]:
 
 def load(group: Sequence[FileRange], ending: bytes = b"") -> tuple[UInt8s, Int64s]:
     """The bytes of some whole files, without byte order marks, and where each file ends in them: int64[m]. A file that has bytes
-    and does not end with *ending* gets it. ValueError, naming the file, where one cannot be read or is not what it was.
+    and does not end with *ending* gets it. ValueError, naming the file, if one cannot be read or is not what it was.
     """
     data = np.empty(sum(part.file.size for part in group) + (len(ending) + 1) * len(group), np.uint8)
     view, at, ends = data.data, 0, list[int]()

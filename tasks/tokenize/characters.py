@@ -65,7 +65,7 @@ class Characters:
         return found
 
     def _places(self, block: UInt8s) -> Int64s:
-        """Where a leading byte of one of the characters is: int64[m]."""
+        """The places of leading bytes of the characters: int64[m]."""
         highest, here = block.max(), np.zeros(0, bool)
         for first, last in self._leads:
             if first <= highest:

@@ -99,8 +99,8 @@ class Marked:
 
 class Conversations(Marked):
     """An encoder of conversations in JSON. *engine*: for ordinary text. Without it the reference tokenizes everything, and each
-    beginning of a conversation is rendered alone. ValueError where the template cannot be used. ``why_slow``: why each beginning
-    is rendered alone; None where that is not needed.
+    beginning of a conversation is rendered alone. ValueError if the template cannot be used. ``why_slow``: why each beginning
+    is rendered alone; None if that is not needed.
     """
 
     def __init__(self, chat: Chat, config: TokenizerConfig, engine: Encoder | None = None) -> None:
@@ -119,7 +119,7 @@ def _renderers(chat: Chat, specials: Sequence[str], config: TokenizerConfig, fas
 
 
 def chats_of(sources: Sequence[Source], config: TokenizerConfig, revision: str | None) -> tuple[Chat | None, ...]:
-    """How the conversations of each source become tokens; None where it has none. *revision*: the commit of the tokenizer.
+    """The chat settings of each source; None for a source without conversations. *revision*: the commit of the tokenizer.
     ValueError if there is no template.
     """
     return tuple(_chat_of(source, config, revision) if source.messages_column else None for source in sources)
@@ -306,7 +306,7 @@ def _without_token(chat: Chat, encoder: Conversations, engine: Engine) -> list[s
 
 
 def _difference(encoder: Conversations, reference: Conversations, texts: list[str], config: TokenizerConfig) -> str | None:
-    """Why an encoder of conversations is not used: it differs from the reference. None where it does not."""
+    """Why an encoder of conversations is not used: it differs from the reference. None if it does not."""
     array, before = large_string_array(*texts), encoder.parts.by_reference
     for text, one, other in zip(texts, encoder.one_by_one(array), reference.one_by_one(array), strict=True):
         is_same = (

@@ -48,10 +48,10 @@ class Tokens(NamedTuple):
 
 
 class Encoder(Protocol):
-    """Texts to tokens, those of a text that cannot be encoded apart from the others."""
+    """Texts to tokens. A text that cannot be encoded does not affect the others."""
 
     def __call__(self, texts: pa.LargeStringArray) -> Tokens:
-        """Tokens of all texts together. UnencodableError where one of them cannot be encoded."""
+        """Tokens of all texts together. UnencodableError if one of them cannot be encoded."""
         ...
 
     def one_by_one(self, texts: pa.LargeStringArray) -> Iterator[Tokens | str]:
@@ -139,7 +139,7 @@ def gigatoken_encode(tokenizer: Any) -> Encode:
 
 
 def first_difference(texts: Iterable[str], one: Encode, other: Encode) -> str | None:
-    """The first text that two engines tokenize differently, given all at once, shortened for people; None where they agree."""
+    """The first text that two engines tokenize differently, given all at once, shortened for people; None if they agree."""
     compared = list(texts)
     array = large_string_array(*compared)
     found, others = one(array), other(array)
@@ -178,8 +178,8 @@ class EnginesDifferError(ValueError):
 
 
 def is_visible(character: str) -> bool:
-    """Whether it has a letter, a number, a punctuation mark or a symbol that does not look like a space. Accents are none: many
-    tokenizers take them off, with the space that some are on.
+    """Whether a text has a letter, a number, a punctuation mark or a symbol that does not look like a space. Accents do not
+    count: many tokenizers remove them, with the space under some of them.
     """
     parts = unicodedata.normalize("NFKD", character)
     return character not in LIKE_A_SPACE and any(unicodedata.category(part)[0] in "LNPS" for part in parts)
@@ -189,8 +189,8 @@ LIKE_A_SPACE = "\u115f\u1160\u2581\u2800\u3164\uffa0\ufffd"
 
 
 def with_timeout(encode: Encode, config: TokenizerConfig) -> Encode:
-    """The engine of a tokenizer that a file defines. TooSlowError where it takes too long, in a thread that nobody can end but
-    that keeps no process from ending. UnencodableError where a text that people can see has no tokens.
+    """The engine of a tokenizer that a file defines. TooSlowError if it takes too long; its thread cannot be ended, but does
+    not keep the process from ending. UnencodableError if a visible text has no tokens.
     """
 
     def encode_and_watch(texts: pa.LargeStringArray) -> Tokens:
@@ -265,7 +265,7 @@ class Engine:
         return all_errors_as_unencodable(make_fast())
 
     def __call__(self, texts: pa.LargeStringArray) -> Tokens:
-        """Tokens of all texts together. UnencodableError where the engine does not take one of them."""
+        """Tokens of all texts together. UnencodableError if the engine does not take one of them."""
         if self.name == "reference" or self._tokenizer.make_fast is None:
             return all_errors_as_unencodable(self._tokenizer.reference)(texts)
         if _this_thread.replaced is not None:
@@ -313,7 +313,7 @@ class Engine:
 
 
 class _ThisThread(threading.local):
-    """``replaced``: names of tokenizers whose fast engine the reference has replaced; None where it is not to do so."""
+    """``replaced``: names of tokenizers whose fast engine the reference has replaced; None if it is not to do so."""
 
     replaced: list[str] | None = None
 
@@ -322,7 +322,7 @@ _this_thread = _ThisThread()
 
 
 def by_reference(encoder: Encoder, texts: pa.LargeStringArray) -> tuple[str, Tokens] | None:
-    """The tokens of an encoder with the reference in place of its fast engine, after the tokenizer's name. None where it has no
+    """The tokens of an encoder with the reference in place of its fast engine, after the tokenizer's name. None if it has no
     fast engine, or the reference cannot encode the texts.
     """
     _this_thread.replaced = replaced = list[str]()
@@ -350,14 +350,15 @@ def share_memory(processes: int) -> None:
 
 
 def resident_limit(threads: int) -> int:
-    """Anonymous memory that this process may have before its engines forget: as much for each of its threads, and two at least
-    where it is alone; of all processes together no more than half of what the machine or the container has.
+    """Anonymous memory that this process may use before its engines drop their caches: THREAD_BYTES for each of its threads, at
+    least for two if it is the only process. All processes together use at most half of the memory of the machine or the
+    container.
     """
     return min(THREAD_BYTES * max(threads, 2 if _processes == 1 else 1), available_memory() // 2 // _processes)
 
 
 def resident_bytes() -> int:
-    """Anonymous memory of this process; where the system does not tell, enough to renew after each stretch of text."""
+    """Anonymous memory of this process; if the system does not tell, enough to renew after each stretch of text."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("RssAnon:"):
@@ -384,7 +385,7 @@ def forget_what_was_learned() -> None:
 
 
 _faults: dict[tuple[object, ...], str | None] = {}
-"""Why the fast engine is not used for a tokenizer, by what was tried before there was a text; None where it is."""
+"""Why the fast engine is not used for a tokenizer, by what was tried before there was a text; None if it is."""
 
 
 def try_fast_engine(tokenizer: Tokenizer, preference: str, processors: int) -> None:
@@ -461,7 +462,7 @@ def _fault_on(tokenizer: Tokenizer, texts: Sequence[str]) -> str | None:
 
 
 def cost_of_reference(tokenizer: Tokenizer, samples: Sequence[str], text_bytes: int, processors: int) -> str:
-    """The cost of the reference engine, as it takes *samples*: the end of a sentence, which is empty where they tell nothing."""
+    """The cost of the reference engine, as it takes *samples*: the end of a sentence, which is empty if they tell nothing."""
     texts = large_string_array(*samples)
     begun, begun_here = time.monotonic(), time.thread_time()
     with contextlib.suppress(UnencodableError):
@@ -492,7 +493,7 @@ def tokens_of(
     batch: TextBatch, slice_: Slice, source: Source, policy: DocumentPolicy, engine: Encoder, tally: Tally
 ) -> tuple[TokenBatch, TextBatch]:
     """The tokens of some documents of a slice, with those that the engine takes; *tally* counts along. A document that it does
-    not take is a bad document: ValueError, or left out and counted. EnginesDifferError where a sample shows that the fast engine
+    not take is a bad document: ValueError, or left out and counted. EnginesDifferError if a sample shows that the fast engine
     does not give the reference's tokens.
     """
     try:
@@ -526,7 +527,9 @@ def sampled(keys: UInt64s) -> list[int]:
 
 
 def _difference(text: pa.LargeStringArray, ids: UInt32s, encoder: Encoder) -> str | None:
-    """How the tokens of one text differ from those of the reference engine; None where they do not, or cannot be compared."""
+    """The difference between the tokens of one text and those of the reference engine, as a sentence. None if there is none, or
+    they cannot be compared.
+    """
     if text.nbytes > SAMPLED_BYTES:
         if not isinstance(encoder, Engine):
             return None  # the text is several in one

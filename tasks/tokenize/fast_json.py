@@ -105,7 +105,7 @@ class FastDefinition(NamedTuple):
 
 
 class _Added(NamedTuple):
-    """An added token. ``match``: the text that it is found by, normalized where the token is."""
+    """An added token. ``match``: the text that it is found by, normalized if the token is."""
 
     id: int
     token: Any
@@ -113,7 +113,7 @@ class _Added(NamedTuple):
 
 
 def fast_definition(of: TokenizerJson) -> FastDefinition:
-    """The definition for the fast engine. NotKnownError where it is not known to give the tokens of ``tokenizers``."""
+    """The definition for the fast engine. NotKnownError if it is not known to give the tokens of ``tokenizers``."""
     normalizers, pre_tokenizers = _steps(of.tokenizer.normalizer), _steps(of.tokenizer.pre_tokenizer)
     model, added = _model(of), _added_tokens(of)
     _check_post_processor(of.tokenizer.post_processor)
@@ -174,7 +174,7 @@ def _shown(steps: list[JsonObject]) -> str:
 
 
 def _model(of: TokenizerJson) -> JsonObject:
-    """The model, with the options that may matter as they were loaded. NotKnownError where it has others."""
+    """The model, with the options that may matter as they were loaded. NotKnownError if it has others."""
     model, listed = of.tokenizer.model, of.definition["model"]
     if type(model).__name__ != "BPE":
         raise NotKnownError(f"its model is {type(model).__name__}, not BPE")
@@ -208,7 +208,7 @@ def _check_post_processor(part: Any) -> None:
 
 
 def _added_tokens(of: TokenizerJson) -> list[_Added]:
-    """The added tokens as they were loaded. NotKnownError where the file lists an option that is not known, or a text twice."""
+    """The added tokens as they were loaded. NotKnownError if the file lists an option that is not known, or a text twice."""
     listed = of.added_tokens
     if unknown := {option for token in listed for option in token} - ADDED:
         raise NotKnownError(f"its added tokens have the option {min(unknown)}")
@@ -246,7 +246,7 @@ def _check_added(added: list[_Added], vocabulary: Mapping[str, int]) -> None:
 
 
 def _cover(firsts: list[str], seconds: list[str]) -> tuple[str, str] | None:
-    """One of *firsts* that may be found in text where one of *seconds* begins, and so hide it; and that one."""
+    """A pair: one of *firsts* that may overlap the begin of one of *seconds* in a text and so hide it, and that second one."""
     by_start = {second[:k]: second for second in seconds for k in range(1, len(second) + 1)}
     whole, lengths = set(seconds), sorted({*map(len, seconds)})
     for first in firsts if seconds else ():

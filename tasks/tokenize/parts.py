@@ -55,7 +55,7 @@ class Encoded(NamedTuple):
 
 class OneText(NamedTuple):
     """A text in parts: each an ordinary text, or the number of a special token. ``spans``: the places of what counts, in
-    characters, where a special token has two.
+    characters, if a special token has two.
     """
 
     parts: list[str | int]
@@ -135,7 +135,7 @@ class PartEncoder:
         return Tokens(ids, ends[running_sums(texts.counts)], mask), unknown
 
     def _mask(self, texts: Parted, ids: UInt32s, is_special: Bools, ends: Int64s) -> tuple[UInt8s, Bools]:
-        """Which tokens count, uint8[n], and of which parts that is not known, bool[p]. *ends*: those of the parts in tokens."""
+        """Which tokens count, uint8[n], and for which parts that is unknown, bool[p]. *ends*: the ends of the parts in tokens."""
         widths = texts.widths
         places = running_sums(widths)
         unknown = np.zeros(len(widths), bool)
@@ -251,7 +251,7 @@ def _one_text(kinds: list[int], ordinary: Iterator[str], spans: Int64s) -> OneTe
 
 
 class Widths:
-    """How many bytes of text each token of an engine stands for, where that is known."""
+    """The bytes of text of each token of an engine, as far as they are known."""
 
     def __init__(self, definition: Definition) -> None:
         self._adds_space = self._is_nfc = False
@@ -298,7 +298,7 @@ class Widths:
         self._table = _table(widths)
 
     def of(self, ids: UInt32s, is_special: Bools) -> Int64s:
-        """The width of each token, int64[n]: 2 where it is special."""
+        """The width of each token, int64[n]: 2 if it is special."""
         found = self._table.take(ids, mode="clip")
         found[is_special] = 2
         return found
@@ -337,7 +337,7 @@ def _table(widths: Mapping[int, int]) -> Int64s:
 
 
 def _is_lone_space(part: JsonFacts) -> bool:
-    """Whether a normalizer does nothing but write each space as the lone one, or put one before the text."""
+    """Whether a normalizer only replaces each space by the lone one, or puts one before the text."""
     if part.get("type") == "Prepend":
         return part.get("prepend") == LONE_SPACE
     return part.get("type") == "Replace" and part.get("pattern") == {"String": " "} and part.get("content") == LONE_SPACE
@@ -392,7 +392,7 @@ def special_tokens(definition: Definition) -> Mapping[str, int]:
 
 
 def _speaker(definition: Definition, ids: UInt32s) -> Speak:
-    """The function that tokenizes what was rendered. *ids*: those of the special tokens, by their numbers."""
+    """The function that tokenizes rendered text. *ids*: of the special tokens, by their numbers."""
     if isinstance(definition, TokenizerJson):
         return _json_speaker(definition, ids)
 

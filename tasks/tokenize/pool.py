@@ -1,7 +1,7 @@
 """The tokenize pool: threads of this process that take batches of documents through an engine, those of earlier slices first.
 
-A slice that is tokenized has all of them. So slices end in order in the order in which they began, little of a later
-one waits in memory for its turn, and the last slice, or a single one, keeps all cores busy.
+A slice that is tokenized has all of them. So slices end in the order in which they began, little of a later slice waits in
+memory, and the last slice, or a single one, keeps all cores busy.
 """
 
 from __future__ import annotations

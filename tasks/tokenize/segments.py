@@ -1,7 +1,7 @@
 """Segments: runs of documents of about a megabyte of text, whose ends follow from the documents alone.
 
-They are the unit of reuse. Where a document comes, goes or changes, the segments before and after it are what they were, in
-whatever file, row group or slice they stand by then. A segment is known by a digest of its keys and texts.
+They are the unit of reuse. If a document is added, removed or changed, the segments before and after it stay the same,
+whichever file, row group or slice has them. A segment is known by a digest of its keys and texts.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class Segments(NamedTuple):
 
 
 def cut(batches: Iterable[TextBatch]) -> Iterator[Segments]:
-    """The documents of a slice as whole segments, in order, however they come in batches. The last one ends where they end."""
+    """The documents of a slice as complete segments, in order, independent of the batches. The last segment ends with the
+    documents.
+    """
     begun: list[TextBatch] = []  # documents of a segment that has not ended yet
     byte_count = 0
     for batch in batches:
@@ -86,10 +88,9 @@ def _joined(parts: list[TextBatch]) -> TextBatch:
 
 
 def _ends(batch: TextBatch, before: int) -> tuple[Int64s, int]:
-    """Where segments end in a batch, int64[m], if the one that is open has *before* bytes; and how many it has after the batch.
-
-    The chance that a document is a segment's last one grows with its length, so segments have as many bytes whatever their
-    documents have.
+    """The ends of segments in a batch, int64[m], if the open segment has *before* bytes; and the bytes of the open segment
+    after the batch. The chance that a document ends a segment grows with its length, so the size of segments does not depend on
+    that of documents.
     """
     sizes = np.diff(text_buffers(batch.texts)[1]) + ENTRY_BYTES
     if not len(sizes):

@@ -1,4 +1,4 @@
-"""Tokenizers of builds: the table of engines, each with a reference and, where one is known, a fast engine that must agree.
+"""Tokenizers of builds: the table of engines, each with a reference and, if one is known, a fast engine that must agree.
 
 An engine takes an Arrow array of texts and gives flat token ids with offsets; a fast one never makes a Python object
 per document. Text that looks like a special token is ordinary text in every engine.
@@ -45,7 +45,7 @@ FAST_SCHEMES = {R50K: "gpt2", CL100K: "gpt4", O200K: "o200k"}
 
 @lru_cache(maxsize=8)
 def load_tokenizer(config: TokenizerConfig) -> Tokenizer:
-    """Load a tokenizer, once a process. ValueError, with the next step, where the name means nothing or the vocabulary
+    """Load a tokenizer, once a process. ValueError, with the next step, if the name means nothing or the vocabulary
     does not fit the format; nothing that a file says is ever run as code.
     """
     fault = try_out(config)
@@ -121,7 +121,7 @@ def ranks_tokenizer(definition: Ranks) -> Tokenizer:
 
 @contextlib.contextmanager
 def _path_of(data: bytes) -> Iterator[Path]:
-    """A path at which *data* can be read meanwhile: of memory, where the system has that, as no kill leaves a file there."""
+    """A path at which *data* can be read meanwhile: of memory, if the system has that, as no kill leaves a file there."""
     if hasattr(os, "memfd_create"):
         with open(os.memfd_create("ranks"), "wb") as memory:
             memory.write(data)
@@ -135,7 +135,7 @@ def _path_of(data: bytes) -> Iterator[Path]:
 
 
 def json_tokenizer(of: TokenizerJson) -> Tokenizer:
-    """ValueError where its tokens are random."""
+    """ValueError if its tokens are random."""
     definition, tokenizer = of.definition, of.tokenizer
     if (definition.get("model") or {}).get("dropout"):
         raise ValueError(f"{of.name}: the model has dropout {definition['model']['dropout']}, so its tokens are random")

@@ -40,8 +40,8 @@ LOST = (
 
 
 def try_out(config: TokenizerConfig) -> str | None:
-    """The fault of a tokenizer from a file, with the setting, where it multiplies or leaves out text. ValueError where
-    it takes too much time or memory even to load it. What else keeps it from being loaded is left to who loads it.
+    """The fault of a tokenizer from a file, with its setting, if it multiplies or leaves out text. ValueError if even loading
+    it takes too much time or memory. Other errors of loading are left to the loader.
     """
     if not is_from_a_file(config.name):
         return None
@@ -81,7 +81,7 @@ def fault_of(config: TokenizerConfig) -> str | None:
 
 
 def is_from_a_file(name: str) -> bool:
-    """Whether a tokenizer is what a file says, not one of the published encodings."""
+    """Whether a tokenizer is defined by a file, and is not one of the published encodings."""
     return is_file_name(name) or "/" in name or kind_of(name) == "directory"
 
 

@@ -80,7 +80,7 @@ def in_sample(keys: UInt64s, request: VocabularyRequest) -> Bools:
 
 
 def check_plain(config: BuildConfig) -> None:
-    """ValueError where a source has no plain texts: what a model reads of a conversation is made by a template."""
+    """ValueError if a source has no plain texts: the text of a conversation is made by a template."""
     for source in config.sources:
         if source.messages_column is not None or source.prompt_column is not None:
             kind = "conversations" if source.messages_column is not None else "prompts with completions"
@@ -234,7 +234,7 @@ class Merges(NamedTuple):
 
 
 def split_pattern(pattern: str) -> Any:
-    """The pattern as the training library has it. ValueError where it is not a pattern."""
+    """The pattern as the training library has it. ValueError if it is not a pattern."""
     tokenizers = extra("tokenizers", WHY)
     try:
         return tokenizers.Regex(pattern)
@@ -243,7 +243,7 @@ def split_pattern(pattern: str) -> Any:
 
 
 def learn(texts: Iterable[str], request: VocabularyRequest) -> Merges:
-    """Learn the merges of the request's largest vocabulary from texts. There are fewer where the texts have no more."""
+    """Learn the merges of the request's largest vocabulary from texts. There are fewer if the texts have no more."""
     tokenizers = extra("tokenizers", WHY)
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
@@ -266,7 +266,7 @@ def merges_of(definition: JsonObject) -> Merges:
 
 
 def definition_of(merges: Merges, pattern: str, special_tokens: Sequence[str]) -> bytes:
-    """A tokenizer.json of these merges. Special tokens have the ids after the last one. ValueError where a special token is
+    """A tokenizer.json of these merges. Special tokens have the ids after the last one. ValueError if a special token is
     spelled as a learned one.
     """
     spelled = {token: "".join(byte_level_alphabet()[byte] for byte in token.encode()) for token in special_tokens}
@@ -327,7 +327,7 @@ class Trained(NamedTuple):
 
 
 def write(directory: str, merges: Merges, training: Training, request: VocabularyRequest) -> Trained:
-    """Write a vocabulary, training.json before tokenizer.json. ValueError where another one is there."""
+    """Write a vocabulary, training.json before tokenizer.json. ValueError if another one is there."""
     data = definition_of(merges, request.regex, request.special_tokens)
     made = Trained(
         directory,
@@ -344,9 +344,8 @@ def write(directory: str, merges: Merges, training: Training, request: Vocabular
 
 @contextlib.contextmanager
 def _alone(store: Store) -> Iterator[None]:
-    """A block in which no other process writes to a local directory. Files that a killed one left half written are removed.
-
-    Not where roots bind what may be written: the store alone knows its way there.
+    """A block in which no other process writes to a local directory. Half-written files of killed processes are removed. If
+    roots limit what may be written, it does nothing: only the store may write there.
     """
     with contextlib.ExitStack() as held:
         if store.is_local and not os.environ.get(OUTPUT_ROOTS):
@@ -405,7 +404,7 @@ def read(directory: str) -> tuple[Trained, Merges, VocabularyRequest]:
 
 
 def done_before(directory: str, size: int, trained_on: JsonObject, request: VocabularyRequest) -> Trained | None:
-    """The vocabulary of *size* ids at a place, if it is there. ValueError where one of other text or settings is."""
+    """The vocabulary of *size* ids at a place, if it is there. ValueError if one of other text or settings is."""
     store = Store.at(directory)
     if not store.exists(TOKENIZER):
         return None

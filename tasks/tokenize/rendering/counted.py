@@ -1,7 +1,7 @@
 """Which characters of a rendered message are its content, its thought and its calls of tools.
 
-Marks are put around contents, thoughts and names of functions before the template runs. Their places in what it has written tell
-which part is where. What the template writes around a part belongs to it, or to its neighbour.
+Marks are put around contents, thoughts and names of functions before the template runs. The places of the marks in the rendered
+text show where each part is. Text that the template writes around a part belongs to that part, or to its neighbour.
 """
 
 from __future__ import annotations

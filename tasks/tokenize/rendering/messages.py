@@ -42,7 +42,7 @@ class Names(NamedTuple):
         return named | {name: value for name, value in message.items() if name not in (self.role, self.content, *named)}
 
     def fault_of(self, messages: Sequence[Message]) -> str | None:
-        """The first message that has no role, or no content; None where each has both."""
+        """The first message that has no role, or no content; None if each has both."""
         for i, message in enumerate(messages):
             role = message.get(self.role)
             lacks = [] if isinstance(role, str) and role else [self.role]
@@ -62,7 +62,7 @@ USUAL = Names()
 
 
 def read_messages(text: str) -> list[Message]:
-    """The messages of a conversation, which is JSON. RefusedError where they are not a list of objects, or there is none."""
+    """The messages of a conversation, which is JSON. RefusedError if they are not a list of objects, or there is none."""
     messages = _objects(text, "messages", "unencodable")
     if not messages:
         raise RefusedError("it has no messages", "no_messages")
@@ -70,7 +70,7 @@ def read_messages(text: str) -> list[Message]:
 
 
 def read_tools(text: str) -> list[Message] | None:
-    """The tools of a conversation, which are JSON or nothing. RefusedError where they are not a list of objects."""
+    """The tools of a conversation, which are JSON or nothing. RefusedError if they are not a list of objects."""
     return _objects(text, "tools", "bad_tools") if text and text.strip() != "null" else None
 
 
@@ -85,10 +85,10 @@ def _objects(text: str, what: str, reason: str) -> list[Message]:
 
 
 def lost_message(messages: Sequence[Message], rendered: str, specials: Sequence[str] = ()) -> int | None:
-    """The number of the first message whose content, or a function that it calls, does not occur in the rendered text; None where
+    """The number of the first message whose content, or a function that it calls, does not occur in the rendered text; None if
     all do. Space around it, letters' case, and what JSON and HTML write for a character make no difference, and neither does a
     thought that is left out.
-    RefusedError where a content is changed in such a way, and one of *specials* may have come of that.
+    RefusedError if a content is changed in such a way, and one of *specials* may have come of that.
     """
     at, plain, answers = 0, None, None
     for i, message in enumerate(messages):
@@ -117,7 +117,7 @@ def lost_message(messages: Sequence[Message], rendered: str, specials: Sequence[
 
 
 def names_of_calls(message: Message) -> list[str] | None:
-    """The names of the functions that a message calls; None where it calls none."""
+    """The names of the functions that a message calls; None if it calls none."""
     calls = message.get("tool_calls") or [one for one in [message.get("function_call")] if one]
     if not isinstance(calls, list) or not calls:
         return None

@@ -1,5 +1,5 @@
 """The process that renders conversations. A template can use much time and memory: this process has limits for each conversation,
-and it is not a loss where one ends it.
+and it is not a loss if one ends it.
 
 It reads settings, and then batches of conversations. It writes their parts, as bytes for the tokenizer. `processes` has the
 other side.
@@ -67,8 +67,8 @@ class Limiter:
         self._most_seconds = resource.getrlimit(resource.RLIMIT_CPU)[1]
 
     def call(self, function: Callable[[T], R], argument: T, size: int, what: str = "for it", others: int = 0) -> R:
-        """Call a function with an argument of *size* bytes, while this process has *others*. RefusedError where it fails, or
-        reaches a limit, with the words *what* it is called for.
+        """Call a function with an argument of *size* bytes, while this process holds *others*. RefusedError if it fails or
+        reaches a limit; *what* names the purpose of the call.
         """
         seconds = self._limits.seconds * SHARE_OF_SECONDS * (1 + size / 1e6)
         memory = min(LEAST_MEMORY + MEMORY_OF_A_BYTE * (-(-size >> 20) << 20), self._limits.memory)
@@ -98,7 +98,7 @@ class Limiter:
             self._memory = most
 
     def _limit_time(self, seconds: float) -> None:
-        """Let the system end this process where Python cannot: within a single operation."""
+        """Let the system end this process if Python cannot: within a single operation."""
         now = time.process_time()
         if now + seconds + 1 > self._seconds:
             self._seconds = int(now + 1.5 * seconds + 3)
@@ -107,8 +107,8 @@ class Limiter:
 
 
 def trial(renderer: Renderer, limiter: Limiter, names: Names, boundary: str | None) -> str | None:
-    """The fault of a template that a few short messages show; None if there is none. Whatever it does not accept of them is
-    left to the documents. *boundary*: the text before tools, where there are tools.
+    """The fault of a template that a few short messages show; None if there is none. Messages that it does not accept are no
+    fault: documents will show whether they occur. *boundary*: the text before tools, if there are tools.
     """
     for roles in TRIAL:
         text = json.dumps([{names.role: role, names.content: f"message {i}"} for i, role in enumerate(roles)])

@@ -38,7 +38,7 @@ class BadText(NamedTuple):
 class Parted(NamedTuple):
     """Texts in parts. ``counts``: parts of each, int64[n]. ``kinds``: int64[p], of each part: ORDINARY, or the number of its
     special token. ``texts``: the ordinary parts. ``spans``: the places of what counts, int64[s, 2], text by text, in bytes of all
-    parts, where a special token has two. ``faults``: texts that are refused, by their numbers; they have no parts.
+    parts, if a special token has two. ``faults``: texts that are refused, by their numbers; they have no parts.
     """
 
     counts: Int64s
@@ -60,8 +60,8 @@ class _EndedError(Exception):
 
 
 class RenderProcess:
-    """A process that renders conversations. ValueError where the template cannot be used. ``why_slow``: why each beginning of a
-    conversation is rendered alone; None where that is not needed.
+    """A process that renders conversations. ValueError if the template cannot be used. ``why_slow``: why each beginning of a
+    conversation is rendered alone; None if that is not needed.
     """
 
     def __init__(self, settings: Settings, limits: Limits) -> None:
@@ -98,7 +98,7 @@ class RenderProcess:
         self.why_slow: str | None = facts["why_slow"]
 
     def render(self, texts: pa.LargeStringArray) -> Iterator[Parted]:
-        """Render some conversations, in order, in several answers if they are large. _EndedError where the process ends."""
+        """Render some conversations, in order, in several answers if they are large. _EndedError if the process ends."""
         data, offsets = text_buffers(texts)
         own = data[offsets[0] : offsets[-1]]
         self._send(BATCH.pack(len(texts), len(own)), (offsets - offsets[0]).data, own.data)
@@ -158,8 +158,8 @@ def _cause(status: int) -> str:
 
 
 class Renderers:
-    """Processes with the same settings, one for each thread that renders at the time. ValueError where the template cannot be
-    used. ``why_slow``: why each beginning of a conversation is rendered alone; None where that is not needed.
+    """Processes with the same settings, one for each thread that renders at the time. ValueError if the template cannot be
+    used. ``why_slow``: why each beginning of a conversation is rendered alone; None if that is not needed.
     """
 
     def __init__(self, settings: Settings, limits: Limits) -> None:

@@ -293,8 +293,8 @@ def _with_spans(text: str, spans: list[IntPair]) -> str:
 
 
 def _without_escapes(rendered: str, given: str, aside: list[str]) -> str:
-    """Rendered text with references where a template has written their escapes, as Python does in the text of a list, and JSON
-    in ASCII. RefusedError where the conversation itself may have them.
+    """Rendered text with references if a template has written their escapes, as Python does in the text of a list, and JSON
+    in ASCII. RefusedError if the conversation itself may have them.
     """
     if not any(escape in rendered for escape in ESCAPES):
         return rendered

@@ -23,8 +23,8 @@ stops of what counts (all int64), those texts in UTF-8, and as JSON (number, rea
 
 class Settings(NamedTuple):
     """The settings of a renderer. ``specials``: the strings of the special tokens, by their numbers. ``fast``: whether minijinja
-    may render conversations. ``messages``: their keys and roles, where they are unusual ones. ``boundary``: the text between a
-    conversation and its tools, where there are tools. ``counted``: the parts of a message that count, where not all do.
+    may render conversations. ``messages``: their keys and roles, if they are unusual ones. ``boundary``: the text between a
+    conversation and its tools, if there are tools. ``counted``: the parts of a message that count, if not all do.
     """
 
     template: str

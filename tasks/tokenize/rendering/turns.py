@@ -53,8 +53,8 @@ class Reading(NamedTuple):
 
 
 class Turns:
-    """The finder of what counts. *counted*: the parts that count; None: all do. ``by_prefixes``: conversations of which each
-    beginning was rendered alone.
+    """Finds the parts that count. *counted*: the kinds of parts that count; None: all. ``by_prefixes``: the number of
+    conversations whose prefixes were each rendered alone.
     """
 
     def __init__(self, template: Template, roles: Sequence[str], counted: Sequence[str] | None, specials: Sequence[str]) -> None:
@@ -105,8 +105,8 @@ class Turns:
         return start, stop
 
     def _cut(self, of: _Conversation, count: int, asks: bool, ends: bool) -> int:
-        """Where the beginning of *count* messages ends. *asks*: with the prompt for the next one, if the text goes on so. *ends*:
-        it is to be the end of the last one of these.
+        """The end of the first *count* messages in the rendered text. *asks*: with the prompt for the next message, if the text
+        continues with it. *ends*: it must be the end of the last of these messages.
         """
         near = next((i for i in range(count - 1, -1, -1) if i in of.ends), -1)
         at = of.ends.get(near, 0)
@@ -225,7 +225,7 @@ class _Conversation:
         marks: tuple[str, str],
         seal: str,
     ) -> _Conversation | None:
-        """The conversation with marks around as many texts as the template does not look into; None if that is not known."""
+        """The conversation with marks around those texts that the template does not inspect; None if these are not known."""
         for only, of_empty in ((None, True), (None, False), (numbers, False)):
             owners = list[tuple[str, int]]()
             marked = [
@@ -309,7 +309,7 @@ def _read(rendered: str, owners: Sequence[tuple[str, int]], seal: str) -> Readin
 
 
 def _kinds(messages: list[Message], numbers: list[int]) -> set[str]:
-    """The kinds of parts that some messages have; the end of one without any is that of a content."""
+    """The kinds of parts of some messages; a message without parts ends like a content."""
     kinds = set[str]()
     for i in numbers:
         owners = list[tuple[str, int]]()
