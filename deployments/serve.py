@@ -28,7 +28,7 @@ if __name__ == "__main__":
 
 from deployments.arguments import POOLS, arguments
 from deployments.server import listen
-from deployments.supervised import RESTARTS, Process, Supervised, adopt_orphans, orphans, stop, stop_with_parent
+from deployments.supervised import RESTARTS, Process, SupervisedProcess, adopt_orphans, orphans, stop, stop_with_parent
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun
@@ -72,7 +72,7 @@ def main() -> int:
     for one in STOPS:
         signal.signal(one, signal.default_int_handler)
     adopt_orphans()
-    running: dict[str, Supervised] = {}
+    running: dict[str, SupervisedProcess] = {}
     try:
         address = f"http://127.0.0.1:{options.port}"
         os.umask(0o077)  # the database holds secrets and the key to them; this is for all processes that are started
@@ -88,7 +88,7 @@ def main() -> int:
 
         deployments = wanted(options)
         _say(f"Starting the server, whose database is in {home}")
-        running["server"] = Supervised("server", functools.partial(_start_server, options.port))
+        running["server"] = SupervisedProcess("server", functools.partial(_start_server, options.port))
         _wait_for(f"{address}/api/health")
         _mark_as_crashed("The machine or its server went away", is_begun_again=True)
         _say("Registering the deployments")
@@ -99,7 +99,7 @@ def main() -> int:
         _say("Starting the workers")
         # Builds wait for their groups, so the groups have a worker of their own.
         for name in POOLS:
-            running[name] = Supervised(f"worker {name!r}", functools.partial(_start_worker, name))
+            running[name] = SupervisedProcess(f"worker {name!r}", functools.partial(_start_worker, name))
         _wait_for_workers(running)
         print(_how_to_use_it(address, secret_file, of_datasets, missing, options), flush=True)
         _keep_running(running, Outages(f"{address}/api"), missing, options)
@@ -142,7 +142,9 @@ def _how_to_use_it(address: str, secret_file: Path, of_datasets: list[str], miss
     return f"\nRun builds at {address} under Deployments; Ctrl-C stops everything.\n{shown}"
 
 
-def _keep_running(running: dict[str, Supervised], outages: Outages, missing: dict[str, str], options: Namespace) -> NoReturn:
+def _keep_running(
+    running: dict[str, SupervisedProcess], outages: Outages, missing: dict[str, str], options: Namespace
+) -> NoReturn:
     """Start each process again when it ends, and use missing blocks once people have made them. ValueError if a process ends
     again and again.
     """
@@ -237,7 +239,7 @@ def _wait_for(url: str) -> None:
         raise ValueError(f"The server does not answer at {url} ({error}). What it printed above says why.") from error
 
 
-def _wait_for_workers(running: dict[str, Supervised]) -> None:
+def _wait_for_workers(running: dict[str, SupervisedProcess]) -> None:
     """Wait until the workers have begun and said so, or one has ended, for half a minute at most."""
     from prefect.client.orchestration import get_client
 
@@ -249,7 +251,7 @@ def _wait_for_workers(running: dict[str, Supervised]) -> None:
             time.sleep(0.5)
 
 
-def _stop(running: dict[str, Supervised]) -> None:
+def _stop(running: dict[str, SupervisedProcess]) -> None:
     """Stop the workers, and with them their runs. Then tell the server of the ended runs, and stop it."""
     for one in STOPS:
         signal.signal(one, signal.SIG_IGN)

@@ -26,7 +26,7 @@ Process = subprocess.Popen[bytes]
 
 
 @dataclass
-class Supervised:
+class SupervisedProcess:
     """A process that *begin* starts, in a session of its own."""
 
     name: str
@@ -77,7 +77,7 @@ def adopt_orphans() -> None:
         _LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def orphans(supervised: Collection[Supervised]) -> dict[int, bool]:
+def orphans(supervised: Collection[SupervisedProcess]) -> dict[int, bool]:
     """Processes that were adopted, each with whether it still runs. One that has ended is listed once."""
     known = {one.process.pid for one in supervised}
     adopted = {}
@@ -88,7 +88,7 @@ def orphans(supervised: Collection[Supervised]) -> dict[int, bool]:
     return adopted
 
 
-def stop(supervised: Collection[Supervised], keep: Collection[Supervised] = ()) -> None:
+def stop(supervised: Collection[SupervisedProcess], keep: Collection[SupervisedProcess] = ()) -> None:
     """Interrupt the processes, and those that were adopted, but not those to *keep*. Kill what still runs STOP_SECONDS later."""
     everything = (*supervised, *keep)
     running = [one.process for one in supervised if one.process.poll() is None]
@@ -107,5 +107,5 @@ def stop(supervised: Collection[Supervised], keep: Collection[Supervised] = ()) 
         os.kill(pid, signal.SIGKILL)
 
 
-def _still_running(supervised: Collection[Supervised]) -> list[int]:
+def _still_running(supervised: Collection[SupervisedProcess]) -> list[int]:
     return [pid for pid, runs in orphans(supervised).items() if runs]

@@ -2,7 +2,7 @@
 
 from flat_tokens.arrays.layouts import LAYOUTS, Layout, LayoutName
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
-from flat_tokens.checker import Checked, DamagedError, Verification, verify
+from flat_tokens.checker import CheckProgress, DamagedError, Verification, verify
 from flat_tokens.keys import document_keys
 from flat_tokens.reader import Dataset, open
 from flat_tokens.record.ledger import Ledger
@@ -25,7 +25,7 @@ __all__ = [
     "BlockOrder",
     "BlocksView",
     "BucketedLoader",
-    "Checked",
+    "CheckProgress",
     "DamagedError",
     "Dataset",
     "DocumentTokens",

@@ -59,7 +59,7 @@ Seen = Callable[[int], object]
 """Is called with the count of bytes that have been read, from any thread."""
 
 
-class Checked(NamedTuple):
+class CheckProgress(NamedTuple):
     """Progress of a check: the bytes read, the bytes to read, and the faults found."""
 
     byte_count: int
@@ -67,7 +67,7 @@ class Checked(NamedTuple):
     faults: int
 
 
-Watch = Callable[[Checked], object]
+Watch = Callable[[CheckProgress], object]
 
 
 class DamagedError(ValueError):
@@ -148,7 +148,7 @@ def adding_up(watch: Watch | None, of: int, faults: Sequence[str] = ()) -> Seen:
         if watch is not None:
             with one_at_a_time:
                 done += count
-                watch(Checked(done, of, len(faults)))
+                watch(CheckProgress(done, of, len(faults)))
 
     return seen
 

@@ -225,7 +225,7 @@ class ObjectFile(io.RawIOBase):
         return self._size
 
 
-class _Stored(io.RawIOBase):
+class _StoredFile(io.RawIOBase):
     """An object of a store as a file that can be read. ``size``: its bytes."""
 
     def __init__(self, store: Store, key: str) -> None:
@@ -269,7 +269,7 @@ def parts_of(keys: Iterable[str], split: str, seq_count: int) -> tuple[Part, ...
 class _OpenObject:
     """An object of columns, open for reading, and how much of it has been unpacked."""
 
-    def __init__(self, path: str, parquet: Any, metadata: Any, stored: _Stored) -> None:
+    def __init__(self, path: str, parquet: Any, metadata: Any, stored: _StoredFile) -> None:
         self.path, self.parquet, self.metadata, self._stored = path, parquet, metadata, stored
         self._left = max(MAX_EXPANSION * stored.size, ANY_EXPANSION)
 
@@ -395,7 +395,7 @@ class Columns:
         """
         path = self.store.path(part.key)
         try:
-            stored = _Stored(self.store, part.key)
+            stored = _StoredFile(self.store, part.key)
             _, metadata = sound_metadata(stored, lambda schema: schema.names)
             leaves = {metadata.schema.column(i).path for i in range(metadata.num_columns)}
             texts = [name for name, kind in self.kinds.items() if kind == "text" and name in leaves]
@@ -404,7 +404,7 @@ class Columns:
                 groups = map(metadata.row_group, range(metadata.num_row_groups))
                 if (count := sum(group.num_rows for group in groups)) != part.stop - part.first:
                     raise ValueError(f"{path} has {count} rows instead of {part.stop - part.first}")
-                yield _OpenObject(path, parquet, metadata, _Stored(self.store, part.key))
+                yield _OpenObject(path, parquet, metadata, _StoredFile(self.store, part.key))
         except (pa.ArrowException, UnicodeDecodeError, OSError, KeyError) as error:
             if isinstance(error, OSError) and error.errno is not None and not isinstance(error, NO_OBJECT):
                 raise  # the disk, not the object

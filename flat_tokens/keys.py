@@ -107,7 +107,7 @@ class _Sum:
         self._words += len(words)
 
 
-def together(parts: Iterable[UInt64s]) -> UInt64s:
+def concatenated(parts: Iterable[UInt64s]) -> UInt64s:
     """Several arrays as one, an empty one of none: uint64[n]."""
     return np.concatenate([*parts, np.empty(0, np.uint64)])
 

@@ -48,7 +48,7 @@ from flat_tokens.stores import signing
 from flat_tokens.stores.cached import READ_AHEAD_BYTES, CachedStore
 from flat_tokens.stores.disk_cache import DiskCache
 from flat_tokens.stores.local import kind_of
-from flat_tokens.stores.reading import followed
+from flat_tokens.stores.reading import resolved_path
 from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store, read_json, stored_object
 
 ROOTS = ("zarr.json", ".zgroup")
@@ -369,11 +369,11 @@ def without_links(store: Store) -> Store:
                     f"{path}: there is no {POINTER} next to it, whose signature would say which version is the latest. "
                     f"Restore it, or name a version: {os.path.join(above, VERSIONS)}/ID"
                 )
-            return replace(store, root=followed(above))
+            return replace(store, root=resolved_path(above))
         if kind_of(path, follow_links=False) != "link":
             break
         path = os.path.join(above, os.readlink(path)).rstrip("/")
-    return replace(store, root=followed(store.root))
+    return replace(store, root=resolved_path(store.root))
 
 
 def open_splits(store: Store) -> dict[SplitName, FlatTokens]:

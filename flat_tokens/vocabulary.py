@@ -481,7 +481,7 @@ def _read(path: Path) -> bytes:
 
 
 def nearest_file(path: Path) -> str:
-    """The file with nearly the name of a missing one, as a question; empty if there is none, or the directory cannot be listed."""
+    """The file with nearly the name of a missing one, as a question. Empty if there is none, or its directory is not listed."""
     with suppress(OSError, ValueError):
         if name := nearest(path.name, os.listdir(path.parent)):
             return f" Did you mean {path.with_name(name)}?"

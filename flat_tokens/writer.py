@@ -14,7 +14,7 @@ import numpy as np
 
 from flat_tokens.annotations import AnyArray, IntPair, JsonObject, UInt8s
 from flat_tokens.arrays.layouts import ABSENT, LAYOUTS, ArraySpec, Layout, LayoutName, group_metadata, to_json
-from flat_tokens.arrays.maps import share
+from flat_tokens.arrays.maps import share_work
 from flat_tokens.batch import TOKENS, TokenBatch
 from flat_tokens.manifest import MANIFEST, PROVENANCE, check, manifest_bytes, split_attributes
 from flat_tokens.options import one_of
@@ -105,7 +105,7 @@ class ArrayWriter:
         def encode(some: range) -> None:
             encoded[some.start : some.stop] = [self._spec.encode_chunk(chunks[i]) for i in some]
 
-        share(encode, len(chunks))
+        share_work(encode, len(chunks))
         for one in encoded:
             self._index.append((writer.size, len(one)))
             writer.write(one)

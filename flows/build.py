@@ -5,10 +5,10 @@ from prefect import flow
 
 from flows.credentials import credentials
 from flows.pipelines.build import BuildResult, build
-from flows.runners.chosen import watched
+from flows.runners.chosen import watched_runner
 from flows.runners.work_pool import cancel_groups
 from flows.watch.page import suspend
-from flows.watch.progress import ended, state_of
+from flows.watch.progress import ended_run, state_of
 from flows.watch.summaries import FLOW, RUN, show
 from tasks.config import BuildConfig
 
@@ -30,7 +30,7 @@ def build_dataset(config: BuildConfig, publish_anyway: str | None = None) -> Bui
         publish_anyway: Why the version is published whatever its gates say. The command line gives it, no deployment does.
     """
     with credentials():
-        with watched(config) as runner:
+        with watched_runner(config) as runner:
             result = build(config, runner, publish_anyway)
         show(config, result)
-    return ended(result, result.headline, is_unchanged=not result.is_new and result.held is None, name=state_of([result]))
+    return ended_run(result, result.headline, is_unchanged=not result.is_new and result.held is None, name=state_of([result]))

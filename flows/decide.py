@@ -9,28 +9,28 @@ from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.store import Store
 from flows.credentials import credentials
 from flows.watch.page import watching
-from flows.watch.progress import dataset_name, ended, flow_run
+from flows.watch.progress import dataset_name, ended_run, flow_run
 from tasks.locations import Output
 from tasks.models import Reason
 from tasks.output.paths import version_store
 from tasks.output.pointer import read_pointer
-from tasks.output.versions import Decided, approve, reject
+from tasks.output.versions import DecisionResult, approve, reject
 
 
 def run(
-    decide: Callable[[Store, str | None, str, str], Decided], output: str, reason: str, version: str | None, by: str | None
-) -> Decided:
+    decide: Callable[[Store, str | None, str, str], DecisionResult], output: str, reason: str, version: str | None, by: str | None
+) -> DecisionResult:
     with credentials():
         root = Store.at(output)
         found = read_pointer(root).candidate
         name = read_manifest(version_store(root, found.version))["provenance"]["name"] if found else dataset_name(output)
         with watching(name, output, [f"dataset:{name}"]):
             decided = decide(root, version, reason, by or f"who started run {flow_run().name}")
-    return ended(decided, f"{decided.headline}. {decided.decision.by}: {decided.decision.why}")
+    return ended_run(decided, f"{decided.headline}. {decided.decision.by}: {decided.decision.why}")
 
 
 @flow(name="approve-version", flow_run_name="approve for {output}", persist_result=False)
-def approve_version(output: Output, reason: Reason, version: str | None = None, by: str | None = None) -> Decided:
+def approve_version(output: Output, reason: Reason, version: str | None = None, by: str | None = None) -> DecisionResult:
     """Let latest name the version that waits for a person.
 
     Args:
@@ -43,7 +43,7 @@ def approve_version(output: Output, reason: Reason, version: str | None = None, 
 
 
 @flow(name="reject-version", flow_run_name="reject for {output}", persist_result=False)
-def reject_version(output: Output, reason: Reason, version: str | None = None, by: str | None = None) -> Decided:
+def reject_version(output: Output, reason: Reason, version: str | None = None, by: str | None = None) -> DecisionResult:
     """Leave latest where it is. Refreshes leave the version that waits alone from now on.
 
     Args:

@@ -8,7 +8,7 @@ from flows.pipelines.derive import DerivedResult, derive
 from flows.pipelines.exchange import ImportResult, import_files
 from flows.runners.prefect_tasks import PrefectTasks
 from flows.watch.page import watching
-from flows.watch.progress import dataset_name, ended
+from flows.watch.progress import dataset_name, ended_run
 from flows.watch.summaries import show_derived, show_import
 from flows.watch.words import short
 from tasks.derive.request import DeriveRequest, ImportRequest
@@ -24,7 +24,7 @@ def derive_dataset(request: DeriveRequest) -> DerivedResult:
         with watching(name, request.output, [tag], others), PrefectTasks(request.workers) as runner:
             result = derive(request, runner)
         show_derived(request, result)
-    return ended(result, result.headline)
+    return ended_run(result, result.headline)
 
 
 @flow(name="import-dataset", flow_run_name="import {request.path}", persist_result=False)
@@ -36,4 +36,4 @@ def import_dataset(request: ImportRequest) -> ImportResult:
         with watching(name, request.output, [f"dataset:{name}"], others), PrefectTasks(request.workers) as runner:
             result = import_files(request, runner)
         show_import(request, result)
-    return ended(result, result.headline)
+    return ended_run(result, result.headline)

@@ -8,11 +8,11 @@ from pydantic import Field
 
 from flat_tokens.formats import FORMATS
 from flat_tokens.manifest import SplitName
-from flat_tokens.tools.export import Exported, export_of
+from flat_tokens.tools.export import ExportResult, export_of
 from flows.credentials import credentials
 from flows.pipelines.exchange import export
 from flows.runners.prefect_tasks import PrefectTasks
-from flows.watch.progress import counted, dataset_name, ended, showing_progress
+from flows.watch.progress import counted_stage, dataset_name, ended_run, showing_progress
 from flows.watch.summaries import show_export
 from tasks.locations import Location, Output
 
@@ -27,7 +27,7 @@ def export_dataset(
     options: dict[str, Any] | None = None,
     split: SplitName | None = None,
     workers: Annotated[int, Field(ge=1, le=256)] | None = None,
-) -> Exported:
+) -> ExportResult:
     """Write a dataset in another format, file by file. Run again after any failure, it resumes after the last whole file.
 
     Args:
@@ -41,7 +41,7 @@ def export_dataset(
     with credentials():
         name = dataset_name(dataset)
         with showing_progress(name, [f"dataset:{name}", f"format:{format}"]), PrefectTasks(workers) as runner:
-            request = export_of(dataset, format, options or {}, None if split is None else (split,), counted("examine"))
+            request = export_of(dataset, format, options or {}, None if split is None else (split,), counted_stage("examine"))
             result = export(request, output, runner)
         show_export(name, request, result)
-    return ended(result, result.headline)
+    return ended_run(result, result.headline)

@@ -8,7 +8,7 @@ from prefect import flow
 from flows.credentials import credentials
 from flows.pipelines.forget import ForgetResult, forget, resume
 from flows.watch.page import watching
-from flows.watch.progress import dataset_name, ended, flow_run
+from flows.watch.progress import dataset_name, ended_run, flow_run
 from tasks.derive.request import ForgetRequest
 from tasks.locations import Output
 
@@ -18,7 +18,7 @@ def run(output: str, work: Callable[[], ForgetResult]) -> ForgetResult:
         name = dataset_name(output)
         with watching(name, output, [f"dataset:{name}"]):
             result = work()
-    return ended(result, f"{result.headline}. Certificate: {result.certificate or 'none'}")
+    return ended_run(result, f"{result.headline}. Certificate: {result.certificate or 'none'}")
 
 
 @flow(name="forget-documents", flow_run_name="forget documents of {request.output}", persist_result=False)

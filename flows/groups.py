@@ -12,12 +12,12 @@ from flows.pipelines.stages import in_order
 from flows.runners.elsewhere import result_as_json, work_of
 from flows.runners.prefect_tasks import PrefectTasks
 from flows.runners.receipts import results_from_receipts
-from flows.watch.progress import alive, ended, flow_run, logged
+from flows.watch.progress import ended_run, flow_run, logging_to_server, run_heartbeats
 from flows.watch.words import what_was_done
 from tasks.groups import check_seen, read_group, reporting
 from tasks.locations import Output
 from tasks.models import Digest
-from tasks.output.leases import attempt, building
+from tasks.output.leases import attempt, build_lease
 from tasks.output.places import scratch_of
 from tasks.progress import meter
 
@@ -34,16 +34,16 @@ def work_on(output: Output, group: Digest) -> None:
     meter.reset()
     with contextlib.ExitStack() as held:
         held.enter_context(credentials())
-        held.enter_context(logged())
-        held.enter_context(alive())
+        held.enter_context(logging_to_server())
+        held.enter_context(run_heartbeats())
         root = Store.at(output)
         try:
             record = read_group(root, group)
         except FileNotFoundError:
             check_seen(root)
-            return ended(None, "The build that this was for has ended: there is nothing left to do")
+            return ended_run(None, "The build that this was for has ended: there is nothing left to do")
         scratch = scratch_of(record, root)
-        held.enter_context(building(root, scratch))
+        held.enter_context(build_lease(root, scratch))
         results = held.enter_context(reporting(root, record, str(flow_run().id)))
         held.enter_context(results_from_receipts(root))
         items, steps = work_of(record, record.place(held.enter_context(attempt(root, scratch, group[:16]))))
@@ -54,7 +54,7 @@ def work_on(output: Output, group: Digest) -> None:
         held.enter_context(stage.pool.around(items, *steps[0].shared))
         for result in in_order(runner, items, *steps):
             results.append(result_as_json(steps, result))
-    return ended(None, f"{record.label}: {what_was_done(meter.read())}")
+    return ended_run(None, f"{record.label}: {what_was_done(meter.read())}")
 
 
 def flow_of(name: str, work: str) -> Flow[[Output, str], None]:

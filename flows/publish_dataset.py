@@ -6,9 +6,9 @@ from prefect import flow
 from flows.credentials import credentials
 from flows.pipelines.to_hub import HubResult, publish_to_hub
 from flows.runners.prefect_tasks import PrefectTasks
-from flows.watch.progress import dataset_name, ended, showing_progress
+from flows.watch.progress import dataset_name, ended_run, showing_progress
 from flows.watch.summaries import show_publication
-from flows.watch.words import tolerated
+from flows.watch.words import logging_errors
 from tasks.derive.request import HubRequest
 
 
@@ -25,6 +25,6 @@ def publish_dataset(request: HubRequest) -> HubResult:
         name = dataset_name(request.dataset)
         with showing_progress(name, [f"dataset:{name}", "format:hub"]), PrefectTasks(request.workers) as runner:
             result = publish_to_hub(request, runner)
-        with tolerated("summary"):
+        with logging_errors("summary"):
             show_publication(name, result)
-    return ended(result, result.headline)
+    return ended_run(result, result.headline)

@@ -12,17 +12,17 @@ from flat_tokens.tools.terminal import markdown as as_plain
 from flat_tokens.tools.terminal import plural, size
 from flows.credentials import credentials
 from flows.pipelines.refresh import RefreshResult, refresh
-from flows.runners.chosen import watched
+from flows.runners.chosen import watched_runner
 from flows.runners.work_pool import cancel_groups
 from flows.watch.page import link_to_page, suspend
 from flows.watch.pictures import code, link, page
-from flows.watch.progress import ended, state_of
+from flows.watch.progress import ended_run, state_of
 from flows.watch.summaries import leave, show
-from flows.watch.words import tolerated
+from flows.watch.words import logging_errors
 from tasks.config import BuildConfig
 from tasks.garbage import Policy
 from tasks.output.changes import as_markdown
-from tasks.output.pointer import Refreshed, read_history
+from tasks.output.pointer import RefreshRecord, read_history
 
 SHOWN = 100
 """Refreshes in the list of the history."""
@@ -54,12 +54,12 @@ def refresh_dataset(
     """
     policy = Policy(keep_versions=keep_versions, grace_days=grace_days) if keep_versions else None
     with credentials():
-        with watched(config) as runner:
+        with watched_runner(config) as runner:
             result = refresh(config, runner, policy, publish_anyway)
             logger.info(result.headline)
-        with tolerated("changes"):
+        with logging_errors("changes"):
             leave(f"{config.name}-refresh", changed(config, result), result.headline)
-        with tolerated("history"):
+        with logging_errors("history"):
             refreshes = read_history(Store.at(config.output))
             leave(f"{config.name}-refreshes", history(config, refreshes), f"refreshes: {len(refreshes):,}")
         if result.build is not None:
@@ -67,7 +67,7 @@ def refresh_dataset(
     published = [result.build] if result.build else []
     headline = f"{result.headline}. {result.build.headline}" if result.build and not result.build.held else result.headline
     is_unchanged = result.outcome in ("unchanged", "withdrawn", "rejected")
-    return ended(result, headline, is_unchanged=is_unchanged, name=state_of(published))
+    return ended_run(result, headline, is_unchanged=is_unchanged, name=state_of(published))
 
 
 def changed(config: BuildConfig, result: RefreshResult) -> str:
@@ -81,14 +81,14 @@ def changed(config: BuildConfig, result: RefreshResult) -> str:
     )
 
 
-def history(config: BuildConfig, refreshes: tuple[Refreshed, ...]) -> str:
+def history(config: BuildConfig, refreshes: tuple[RefreshRecord, ...]) -> str:
     """Markdown of the refreshes so far, the newest first."""
     more = f"And {len(refreshes) - SHOWN:,} before." if len(refreshes) > SHOWN else ""
     listed = [_of_refresh(one) for one in refreshes[: -SHOWN - 1 : -1]]
     return page(f"# Refreshes of {config.name}", link_to_page(config.name) + ".", listed, more)
 
 
-def _of_refresh(one: Refreshed) -> str:
+def _of_refresh(one: RefreshRecord) -> str:
     """A line of a list. A table of so many columns would be cut off on the right."""
     kinds = {"added": one.added, "removed": one.removed, "changed": one.changed, "moved": one.moved}
     counts = ", ".join(f"{'unknown' if count is None else f'{count:,}'} {kind}" for kind, count in kinds.items())

@@ -17,7 +17,7 @@ from flows.runners.chosen import runner_of
 from flows.runners.receipts import results_from_receipts
 from flows.runners.work_pool import cancel_groups
 from flows.watch.page import suspend, watching
-from flows.watch.progress import dataset_name, ended, showing_progress, state_of
+from flows.watch.progress import dataset_name, ended_run, showing_progress, state_of
 from flows.watch.summaries import show
 from flows.watch.words import short, tags_of
 from tasks.config import BuildConfig, TokenizerConfig
@@ -64,4 +64,4 @@ def retokenize_dataset(
             with watching(rerun_name, config.output, tags_of(config)), results_from_receipts(Store.at(config.output)):
                 results.append(rerun(config))
             show(config, results[-1], rerun_name)
-    return ended(results, "; ".join(f"{one.path}: {one.headline}" for one in results), name=state_of(results))
+    return ended_run(results, "; ".join(f"{one.path}: {one.headline}" for one in results), name=state_of(results))

@@ -8,7 +8,7 @@ from prefect import flow
 from flows.credentials import credentials
 from flows.pipelines.train_tokenizer import TO, VocabularyResult, train_on_sources, train_on_version
 from flows.runners.chosen import runner_of
-from flows.watch.progress import dataset_name, ended, showing_progress
+from flows.watch.progress import dataset_name, ended_run, showing_progress
 from flows.watch.summaries import show_vocabularies
 from tasks.config import BuildConfig
 from tasks.locations import Location, Output, Unsigned
@@ -42,4 +42,4 @@ def train_tokenizer(
         else:
             result = train_on_version(dataset, request, to, tokenizer, trust_records, logger.warning)
         show_vocabularies(name, result)
-    return ended(result, result.headline)
+    return ended_run(result, result.headline)

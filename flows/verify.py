@@ -9,7 +9,7 @@ import flat_tokens
 from flat_tokens import DamagedError
 from flat_tokens.tools.terminal import plural, size
 from flows.credentials import credentials
-from flows.watch.progress import counted, dataset_name, ended, showing_progress
+from flows.watch.progress import counted_stage, dataset_name, ended_run, showing_progress
 from flows.watch.summaries import show_check
 from tasks.locations import Location
 from tasks.progress import meter
@@ -27,9 +27,9 @@ def verify_dataset(dataset: Location, level: Literal["quick", "full"] = "quick")
         name = dataset_name(dataset)
         with showing_progress(name, [f"dataset:{name}"]):
             try:
-                found = flat_tokens.verify(dataset, level, watch=counted("verify"))
+                found = flat_tokens.verify(dataset, level, watch=counted_stage("verify"))
             except DamagedError as damaged:
                 show_check(name, level, damaged, meter.read())
                 raise
             show_check(name, level, found, meter.read())
-    return ended(found._asdict(), f"right ({level}): {plural(found.object_count, 'object')}, {size(found.byte_count)}")
+    return ended_run(found._asdict(), f"right ({level}): {plural(found.object_count, 'object')}, {size(found.byte_count)}")

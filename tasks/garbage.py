@@ -24,7 +24,7 @@ from tasks.config import Source
 from tasks.download.table import table_key
 from tasks.models import Model, digest_of
 from tasks.output import paths
-from tasks.output.leases import collecting, entries, expired_leases, in_use, sweep
+from tasks.output.leases import collection_lease, entries, expired_leases, in_use, sweep
 from tasks.output.paths import GROUPS, STAGING, VERSIONS, receipt_key, shard_key, version_key
 from tasks.output.pointer import MARKERS, is_dataset, pointer_lock, read_pointer
 from tasks.output.versions import Version, changed_at, if_there, list_versions, names_of, read_origin_files
@@ -95,12 +95,12 @@ def collect(root: Store, policy: Policy, *, delete: bool = False) -> GarbageRepo
     """
     paths.check_places(root)
     if not delete:
-        kept, going = divide(list_versions(root), policy)
+        kept, going = divide_versions(list_versions(root), policy)
         versions = [_garbage(version, policy) for version in going]
         garbage = (*versions, *dead_staging(root), *unneeded(root, kept, going, policy))
         recent = unfinished_bytes(root, {item.name for item in garbage})
         return GarbageReport(garbage=garbage, recent_bytes=recent, kept=tuple(kept), deleted=False, left=in_use(root))
-    with collecting(root) as busy:
+    with collection_lease(root) as busy:
         gone = [*_remove_versions(root, policy, busy), *dead_staging(root)]
         if root.is_local:
             sweep(root.root)
@@ -123,12 +123,12 @@ def unfinished_bytes(root: Store, others: Collection[str] = ()) -> int:
     found = [
         *(item for item in shards if item.why != HELD),
         *unneeded_objects(root, ()),
-        *_left(root, unfinished, ALWAYS, "unfinished version", "never finished"),
+        *_unwritten_since(root, unfinished, ALWAYS, "unfinished version", "never finished"),
     ]
     return sum(item.byte_count for item in found if item.name not in others)
 
 
-def divide(versions: list[Version], policy: Policy) -> tuple[list[Version], list[Version]]:
+def divide_versions(versions: list[Version], policy: Policy) -> tuple[list[Version], list[Version]]:
     """The versions that the policy keeps, one that waits for a person, and the others. Where none is the latest, the pointer is
     lost, and all are kept.
     """
@@ -155,7 +155,7 @@ def _limit(policy: Policy) -> datetime:
 
 def remove_superfluous(root: Store, policy: Policy) -> list[Garbage]:
     """Remove the versions that the policy does not keep. Return them."""
-    with collecting(root) as busy:
+    with collection_lease(root) as busy:
         gone = _remove_versions(root, policy, busy)
         for version in names_of(root, paths.ORIGINS) if busy is None else ():
             if _is_half_removed(root, version.removesuffix(".json")):
@@ -167,7 +167,7 @@ def remove_superfluous(root: Store, policy: Policy) -> list[Garbage]:
 def _remove_versions(root: Store, policy: Policy, busy: str | None) -> list[Garbage]:
     with pointer_lock(root):  # other collections remove nothing meanwhile, and a lost link leads somewhere again
         there = list_versions(root)
-    _, going = divide(there, policy)
+    _, going = divide_versions(there, policy)
     if busy is not None:  # a running build takes tokens from any of them, or is about to publish one
         return []
     return [_garbage(version, policy) for version in going if remove_version(root, version.version)]
@@ -217,7 +217,7 @@ def remove_held_shards(root: Store) -> None:
     """Remove the token shards whose tokens a version holds, and unfinished objects, unless a build may be reading them."""
     if not stored_shards(root) and not has_unfinished(root):
         return
-    with collecting(root) as busy, ThreadPoolExecutor(READERS) as pool:
+    with collection_lease(root) as busy, ThreadPoolExecutor(READERS) as pool:
         if busy is None:
             shards, held, names = stored_shards(root), set[str](), [*names_of(root, VERSIONS)]
             latest = read_pointer(root).version if names[1:] else None
@@ -238,7 +238,7 @@ def remove_abandoned_objects(root: Store) -> None:
     """
     if not has_unfinished(root):
         return
-    with collecting(root) as busy:
+    with collection_lease(root) as busy:
         if busy is None:
             for item in unneeded_objects(root, stored_shards(root)):
                 remove_below(root, item.name)
@@ -337,26 +337,26 @@ def unneeded(root: Store, kept: list[Version], going: list[Version], policy: Pol
     needs = needs_of(root, kept)
     for version in names_of(root, VERSIONS):
         if _is_half_removed(root, version):
-            yield from _left(root, [version_key(version)], ALWAYS, "unfinished version", "its removal was killed")
+            yield from _unwritten_since(root, [version_key(version)], ALWAYS, "unfinished version", "its removal was killed")
         elif not is_dataset(root, version):
-            yield from _left(root, [version_key(version)], limit, "unfinished version", "never finished")
+            yield from _unwritten_since(root, [version_key(version)], limit, "unfinished version", "never finished")
     shards = list(_unneeded_shards(root, kept, limit))
     yield from shards
     gone = {item.name for item in shards}
     yield from unneeded_objects(root, (key for key in stored_shards(root) if shard_key(key) not in gone))
     yield from _unneeded_files(root, needs, limit)
     sets = (f"{paths.SETS}/{name}" for name in names_of(root, paths.SETS))
-    yield from _old(root, sets, limit, "file", "an evaluation set, which the next build reads again")
+    yield from _written_before(root, sets, limit, "file", "an evaluation set, which the next build reads again")
     damaged = (f"{paths.QUARANTINE}/{name}" for name in names_of(root, paths.QUARANTINE) if name != ".lock")
-    yield from _old(root, damaged, limit, "quarantine", "damaged, and rebuilt")
+    yield from _written_before(root, damaged, limit, "quarantine", "damaged, and rebuilt")
     probes = (name for name in names_of(root, "") if name == paths.PROBE or name.startswith(f"{paths.PROBE}-"))
-    yield from _old(root, probes, ALWAYS, "staging", "its process is gone")
+    yield from _written_before(root, probes, ALWAYS, "staging", "its process is gone")
     yield from _stale_records(root, {version.version for version in going}, limit)
     there = {*names_of(root, VERSIONS)} - {version.version for version in going}
     left_out = (f"{paths.BESIDE}/{name}" for name in names_of(root, paths.BESIDE) if name not in there)
-    yield from _left(root, left_out, ALWAYS, "left out", "its version is gone")
+    yield from _unwritten_since(root, left_out, ALWAYS, "left out", "its version is gone")
     groups = (f"{GROUPS}/{name}" for name in names_of(root, GROUPS))
-    yield from _left(root, groups, limit, "group", "its build died or was another one")
+    yield from _unwritten_since(root, groups, limit, "group", "its build died or was another one")
     for key, size in expired_leases(root):
         yield Garbage(kind="lease", name=key, byte_count=size, why="its process is gone")
 
@@ -386,7 +386,7 @@ def needs_of(root: Store, kept: list[Version]) -> Needs:
     return Needs(frozenset(files), frozenset(converted), frozenset(tables))
 
 
-def _left(root: Store, names: Iterable[str], limit: datetime, kind: Kind, why: str) -> Iterator[Garbage]:
+def _unwritten_since(root: Store, names: Iterable[str], limit: datetime, kind: Kind, why: str) -> Iterator[Garbage]:
     """The directories *names* below the output in which nothing was written since *limit*."""
     for name in names:
         size, newest = _size(root, name)
@@ -394,7 +394,7 @@ def _left(root: Store, names: Iterable[str], limit: datetime, kind: Kind, why: s
             yield Garbage(kind=kind, name=name, byte_count=size, why=why)
 
 
-def _old(root: Store, keys: Iterable[str], limit: datetime, kind: Kind, why: str) -> Iterator[Garbage]:
+def _written_before(root: Store, keys: Iterable[str], limit: datetime, kind: Kind, why: str) -> Iterator[Garbage]:
     """Those of *keys* that were last written before *limit*."""
     for key in keys:
         if _is_before(root, key, limit):
@@ -426,7 +426,7 @@ def _unneeded_files(root: Store, needs: Needs, limit: datetime) -> Iterator[Garb
             with suppress(FileNotFoundError, ValueError, TypeError, KeyError):
                 needed = read_json(root, key.removesuffix(SIGNATURE))["sha256"] in needs.files
         if not needed:
-            yield from _old(root, [key], limit, "file", "no kept version was made of it")
+            yield from _written_before(root, [key], limit, "file", "no kept version was made of it")
 
 
 def _stale_records(root: Store, going: set[str], limit: datetime) -> Iterator[Garbage]:
@@ -438,7 +438,7 @@ def _stale_records(root: Store, going: set[str], limit: datetime) -> Iterator[Ga
         for name in names_of(root, directory):
             version = name.removesuffix(SIGNATURE).removesuffix(".json").rpartition("-")[2]
             if version not in kept and f"{directory}/{name}" != paths.REFRESHES:
-                yield from _old(root, [f"{directory}/{name}"], before, "record", f"version {version} is gone")
+                yield from _written_before(root, [f"{directory}/{name}"], before, "record", f"version {version} is gone")
 
 
 def _is_before(root: Store, key: str, limit: datetime) -> bool:

@@ -47,7 +47,7 @@ CHANGE = re.compile(r"([+-])\s*([0-9]+(?:\.[0-9]+)?)\s*%")
 SHARE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*%")
 
 
-def limit(value: Any) -> Any:
+def parse_limit(value: Any) -> Any:
     """A number as it is, or a change such as ``-50 %`` or ``+ 10%``, in one spelling. ``5 %`` is the share 0.05."""
     if isinstance(value, str):
         if match := CHANGE.fullmatch(value.strip()):
@@ -61,21 +61,21 @@ def limit(value: Any) -> Any:
 
 Limit = Annotated[
     int | float | str,
-    BeforeValidator(limit),
+    BeforeValidator(parse_limit),
     WithJsonSchema(
         {"anyOf": [{"type": "number"}, {"type": "string", "pattern": r"^[+-]?\s*[0-9.]+\s*%$"}], "examples": ["-50 %"]}
     ),
 ]
 
 
-def fact(value: Any) -> Any:
+def known_fact(value: Any) -> Any:
     """The name of a fact. ValueError with the nearest one."""
     if isinstance(value, str) and value not in SELECTORS:
         raise ValueError(f"there is no fact {value!r}. {did_you_mean(value, SELECTORS)}")
     return value
 
 
-Fact = Annotated[str, BeforeValidator(fact), WithJsonSchema({"type": "string", "enum": list(SELECTORS)})]
+Fact = Annotated[str, BeforeValidator(known_fact), WithJsonSchema({"type": "string", "enum": list(SELECTORS)})]
 
 
 class Subject(NamedTuple):
@@ -210,20 +210,20 @@ class Finding(Model):
     def sentence(self) -> str:
         """Such as ``documents of source web: 40, -90.0 % from 400; wanted is at least -50 %``."""
         what = f"{self.of}{f' of {self.place}' if self.place else ''}"
-        now = "is unknown" if self.value is None else number(self.of, self.value)
-        change = "" if self.before is None or self.value is None else f", {changed(self.value, self.before)}"
-        was = "" if self.before is None or not change else f" from {number(self.of, self.before)}"
+        now = "is unknown" if self.value is None else value_for_people(self.of, self.value)
+        change = "" if self.before is None or self.value is None else f", {change_for_people(self.value, self.before)}"
+        was = "" if self.before is None or not change else f" from {value_for_people(self.of, self.before)}"
         return f"{what}: {now}{change}{was}; wanted is {self.limit}"
 
 
-def number(of: str, value: float) -> str:
+def value_for_people(of: str, value: float) -> str:
     """A fact's value for people."""
     if of.endswith("_share"):
         return f"{100 * value:.3g} %"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
 
 
-def changed(value: float, before: float) -> str:
+def change_for_people(value: float, before: float) -> str:
     """A change in per cent, for people."""
     return f"{100 * (value - before) / before:+,.1f} %" if before else "none before" if value else "as before"
 
@@ -252,13 +252,13 @@ def _findings(gate: Gate, now: Facts, before: Facts | None) -> Iterator[Finding]
                 bound = Fraction(former) * (1 + Fraction(given.removesuffix("%").strip()) / 100)
             if value is not None and (value >= bound if side == "at_least" else value <= bound):
                 continue
-            wanted = given if is_change else number(of, given)
+            wanted = given if is_change else value_for_people(of, given)
             limit = f"{side.replace('_', ' ')} {wanted}"
             compared = former if is_change else None
             yield Finding(of=gate.of, place=str(place), value=value, before=compared, limit=limit, action=gate.action)
 
 
-def worst(findings: Iterable[Finding]) -> Action | None:
+def strictest_action(findings: Iterable[Finding]) -> Action | None:
     """The effect on a version: the strictest that any finding asks for. None if all holds."""
     actions = {one.action for one in findings}
     return next((action for action in ACTIONS if action in actions), None)

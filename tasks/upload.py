@@ -38,7 +38,7 @@ class HubFile(NamedTuple):
     sha256: str
 
 
-class Uploaded(NamedTuple):
+class UploadResult(NamedTuple):
     """Result of an upload. ``commit``: that of the tag. ``uploaded``, ``byte_count``: files that the repository did not have."""
 
     url: str
@@ -57,7 +57,7 @@ def upload(
     tag: str,
     private: bool | None,
     done: Callable[[int], object],
-) -> Uploaded:
+) -> UploadResult:
     """Make files and a card the content of a repository, and tag it; or, in a bucket, of a directory with the tag's name. Run
     again, it resumes after the last commit.
 
@@ -84,7 +84,7 @@ def upload(
         tagged = [""] if CARD in there else []
         write = partial(hub.batch_bucket_files, bucket)
     if tagged:
-        return Uploaded(url, tagged[0], 0, 0, 0, 0, was_done=True)
+        return UploadResult(url, tagged[0], 0, 0, 0, 0, was_done=True)
 
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete  # takes a quarter of a second
     from huggingface_hub.hf_api import RepoFile
@@ -116,7 +116,7 @@ def upload(
     else:
         for path in (CARD, f"{tag}/{CARD}"):
             on_hub(partial(write, add=[(card, path)]))
-    return Uploaded(url, commit, len(files), len(new), sum(file.size for file in new), len(stale), was_done=False)
+    return UploadResult(url, commit, len(files), len(new), sum(file.size for file in new), len(stale), was_done=False)
 
 
 def files_below(directory: Path, folder: str) -> Iterator[HubFile]:

@@ -106,7 +106,7 @@ PERMITTED = {
     "tasks/output/leases.py:sweep": LOCK,
     "tasks/output/leases.py:write": OWN,
     "tasks/parts/input.py:_read": OWN,
-    "tasks/parts/input.py:taken": OWN,
+    "tasks/parts/input.py:documents_taken": OWN,
     "tasks/parts/input.py:_renamed": OWN,
     "tasks/shards/receipts.py:repairing": LOCK,
     "tasks/tokenize/engines.py:resident_bytes": SYSTEM,

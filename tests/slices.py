@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tasks.config import Source
-from tasks.download.cut import lent
+from tasks.download.cut import local_slice
 from tasks.models import FileRange, Slice, SourceFile
 from tasks.output.leases import Workspace
 from tasks.text.files import plan_ranges
@@ -18,7 +18,7 @@ def slices_of(file: SourceFile, source: Source, slice_bytes: int) -> list[Slice]
 
 def at_hand(slice_: Slice, sources: tuple[Source, ...], workspace: Workspace) -> Slice:
     """A slice whose files are kept on this machine."""
-    with lent(slice_, sources, workspace) as here:
+    with local_slice(slice_, sources, workspace) as here:
         return here
 
 

@@ -42,6 +42,7 @@ TURNS = {
     r"\b(?:may|can|could|might) do without\b": "does not need",
     r"\bsomebody else\b": "another process, another machine",
     r"\bthe (?:former|latter)(?: one)?\b(?! version)": "the previous version; its name",
+    r"\b(?:None|[A-Z]\w+Error) where\b": "if",
     r"\ba faulty one\b": "the damaged file, the invalid row",
 }
 """Patterns, and what to write instead."""

@@ -15,7 +15,7 @@ import zstandard
 from flat_tokens.annotations import AnyArray, Int64s
 from flat_tokens.arrays.codecs import BEGINS, EMPTY_FRAME, HEADER, of_thread
 from flat_tokens.arrays.layouts import ArraySpec
-from flat_tokens.arrays.maps import share
+from flat_tokens.arrays.maps import share_work
 
 CHECKED_TOGETHER, DECODED_TOGETHER = 128, 16
 """Blocks whose frames are looked up together, and decoded by a call: 16 of 16 KiB stay in a processor's own cache."""
@@ -51,7 +51,7 @@ def copy_parts(
                 for i, first, last, place in rows[bounds[k] : bounds[end]]:
                     out[place : place + last - first] = items[i - k][first:last]
 
-    share(work, len(where))
+    share_work(work, len(where))
 
 
 def usual_frames(spec: ArraySpec, stored: list[memoryview], blocks: Int64s) -> list[memoryview] | None:

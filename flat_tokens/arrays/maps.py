@@ -30,7 +30,7 @@ AT_A_TIME = 16
 """A read maps one of this many parts of the bound at a time: 32 files of the 512 that the usual limit of 1,024 leaves."""
 
 
-class Mapped:
+class MappedFile:
     """A mapped file, object *number* of an array. ``content``: what the array made of it. ``used``: when it was used last."""
 
     __slots__ = ("__weakref__", "content", "home", "number", "used")
@@ -39,15 +39,15 @@ class Mapped:
         self.content, self.home, self.number, self.used = content, home, number, clock.now
 
 
-class Maps(dict[int, Mapped]):
+class Maps(dict[int, MappedFile]):
     """The files that an array has mapped, by the number of the object. Who finds one says so: ``mapped.used = clock.now``."""
 
     __slots__ = ("__weakref__",)
 
-    def keep(self, number: int, content: Any) -> Mapped:
+    def keep(self, number: int, content: Any) -> MappedFile:
         """Keep what was made of a mapped file."""
         clock.now += 1
-        self[number] = mapped = Mapped(content, weakref.ref(self), number)
+        self[number] = mapped = MappedFile(content, weakref.ref(self), number)
         _remember(_kept, mapped)
         return mapped
 
@@ -75,22 +75,22 @@ def _remember(those: dict[int, weakref.ref[Any]], thing: Any) -> None:
     those[number] = weakref.ref(thing, lambda _: those.pop(number, None))
 
 
-def bound() -> int:
+def most_maps() -> int:
     """The most files that are mapped at a time: half of the limit of open files leaves room for everything else."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MOST if limit == resource.RLIM_INFINITY else max(min(limit // 2, MOST), 1)
 
 
-def at_a_time() -> int:
+def maps_of_a_read() -> int:
     """The most files that one read maps before it lets go of them."""
-    return max(bound() // AT_A_TIME, 1)
+    return max(most_maps() // AT_A_TIME, 1)
 
 
 def map_file(path: str, damaged: Callable[[str], Exception]) -> mmap.mmap:
     """Map a file. The system prefetches nothing of it. Errors of the system are raised as they are, with the path. For an empty
     file, or something other than a plain file, the exception that *damaged* makes of a sentence is raised.
     """
-    _make_room(bound() - 1)
+    _make_room(most_maps() - 1)
     while True:
         try:
             return _map(path, damaged)
@@ -103,7 +103,7 @@ def map_file(path: str, damaged: Callable[[str], Exception]) -> mmap.mmap:
 
 
 def _map(path: str, damaged: Callable[[str], Exception]) -> mmap.mmap:
-    fd = reading.opened(path)
+    fd = reading.open_descriptor(path)
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
@@ -184,7 +184,7 @@ def _begin_anew_after_fork() -> None:
 os.register_at_fork(after_in_child=_begin_anew_after_fork)
 
 
-def share(work: Callable[[range], None], count: int) -> None:
+def share_work(work: Callable[[range], None], count: int) -> None:
     """Do *work* on parts of ``range(count)``, on all processors if it is worth while."""
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     parts = min(count // ITEMS_A_THREAD, processors)

@@ -22,7 +22,7 @@ import numpy as np
 from flat_tokens.annotations import AnyArray, Int64s, IntPair, UInt32s, UInt64s
 from flat_tokens.arrays.blocks import copy_parts
 from flat_tokens.arrays.layouts import ABSENT, ArraySpec
-from flat_tokens.arrays.maps import Mapped, Maps, Recent, at_a_time, clock, map_file
+from flat_tokens.arrays.maps import MappedFile, Maps, Recent, clock, map_file, maps_of_a_read
 from flat_tokens.stores.cached import CachedStore, Unit
 from flat_tokens.stores.store import Store
 
@@ -143,7 +143,7 @@ def _gather_mapped(arrays: Sequence[StoredArray], starts: Int64s, lengths: Int64
     for file, ranges, numbers in one._by_file(starts, lengths, at, rest):
         array, i = arrays[file // files], file % files
         if (mapped := array._words.get(i)) is None:
-            if opened and opened >= at_a_time():  # no more descriptors than that: let go of the files that were read
+            if opened and opened >= maps_of_a_read():  # no more descriptors than that: let go of the files that were read
                 one._copy(copies, out)
                 copies, opened = [], 0
             if (mapped := array._map_words(i)) is None:
@@ -450,7 +450,7 @@ class StoredArray:
         if google_crc32c.value(items) != int(crc32c):
             raise self._damaged(i, f"inner chunk {c} does not match its crc32c")
 
-    def _map_words(self, i: int) -> Mapped | None:
+    def _map_words(self, i: int) -> MappedFile | None:
         """A raw shard's chunks as words: uint32[chunks * (chunk_length + 1)]; None if they are not in order."""
         if i in self._other_shards:
             return None
@@ -555,7 +555,7 @@ class StoredArray:
         # range of the array -> (block, range within the block, place)
         begins, ends = np.maximum(starts[k], blocks * length), np.minimum(stops[k], (blocks + 1) * length)
         parts = np.stack([blocks, begins - blocks * length, ends - blocks * length, at[k] + begins - starts[k]], axis=1)
-        numbers, most = np.cumsum(np.diff(blocks // (self._object_length // length), prepend=-1) != 0) - 1, at_a_time()
+        numbers, most = np.cumsum(np.diff(blocks // (self._object_length // length), prepend=-1) != 0) - 1, maps_of_a_read()
         for first in range(0, int(numbers[-1]) + 1 if len(numbers) else 0, most):
             self._decode_parts(parts[slice(*np.searchsorted(numbers, [first, first + most]))], out)
 

@@ -13,7 +13,7 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from flat_tokens.arrays.opening import read_metadata
-from flat_tokens.formats.contract import EXPORT_RECORD, ExportFile, Files, Format, Joined, Readable, Splits, split_of
+from flat_tokens.formats.contract import EXPORT_RECORD, ExportFile, Files, Format, JoinedReaders, Readable, Splits, split_of
 from flat_tokens.formats.datatrove import DATATROVE
 from flat_tokens.formats.litdata import LITDATA
 from flat_tokens.formats.mds import MDS
@@ -51,14 +51,14 @@ FORMATS = {entry.name: entry for entry in _LISTED}
 """Every format by its name, in the order in which they are listed for people."""
 
 
-class Opened(NamedTuple):
+class FoundDataset(NamedTuple):
     """The dataset found at a path: the format's name, and its splits."""
 
     format: str
     splits: Mapping[SplitName, Readable]
 
 
-def open_any(path_or_url: PathOrUrl, format: str | None = None, options: Any = None) -> Opened:
+def open_any(path_or_url: PathOrUrl, format: str | None = None, options: Any = None) -> FoundDataset:
     """Open a dataset of any format: a directory, a file, or the prefix that several files share.
 
     The format is recognised by its content; formats without a recognisable content have to be named. *options* are an
@@ -70,7 +70,7 @@ def open_any(path_or_url: PathOrUrl, format: str | None = None, options: Any = N
     if format in (None, FLAT_TOKENS) and (splits := _flat_tokens(Store.at(path_or_url), required=format is not None)):
         if options is not None:
             raise TypeError(f"options are {options!r}, but {FLAT_TOKENS} has none")
-        return Opened(FLAT_TOKENS, splits)
+        return FoundDataset(FLAT_TOKENS, splits)
     files = Files.at(path_or_url)
     if (exported := _exported_nothing(files)) and format in (None, exported.format):
         return exported
@@ -80,10 +80,10 @@ def open_any(path_or_url: PathOrUrl, format: str | None = None, options: Any = N
     if options is not None and not isinstance(options, chosen.options):
         known = ", ".join(field.name for field in fields(chosen.options))
         raise TypeError(f"options are {options!r}, but those of {format} are {chosen.options.__qualname__}, with {known}")
-    return Opened(format, chosen.open(files, chosen.options() if options is None else options))
+    return FoundDataset(format, chosen.open(files, chosen.options() if options is None else options))
 
 
-def _exported_nothing(files: Files) -> Opened | None:
+def _exported_nothing(files: Files) -> FoundDataset | None:
     """The empty splits of an export of no sequence, which has no files, or those alone that list the others."""
     if len(files.keys) > len(EVERY_SPLIT):
         return None
@@ -91,7 +91,7 @@ def _exported_nothing(files: Files) -> Opened | None:
         record = read_json(files.store, EXPORT_RECORD)
         if record["parts"] != 0 or record["format"] not in FORMATS:
             return None
-        return Opened(record["format"], {name: Joined(()) for name in EVERY_SPLIT if name in record["splits"]})
+        return FoundDataset(record["format"], {name: JoinedReaders(()) for name in EVERY_SPLIT if name in record["splits"]})
     except (*NO_OBJECT, ValueError, KeyError, TypeError):
         return None
 

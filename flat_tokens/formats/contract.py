@@ -302,11 +302,11 @@ def by_split(
     of_test = has_test(files)
     for key in keys:
         found.setdefault(split_of(key, of_test), []).append(opened(files.store, key, options))
-    return {split: readers[0] if len(readers) == 1 else Joined(tuple(readers)) for split, readers in found.items()}
+    return {split: readers[0] if len(readers) == 1 else JoinedReaders(tuple(readers)) for split, readers in found.items()}
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinedReaders:
     """Several readers, one after another, as one."""
 
     readers: tuple[Readable, ...]

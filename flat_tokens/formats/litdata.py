@@ -26,7 +26,7 @@ from flat_tokens.formats.contract import (
     Format,
     IndexedDocuments,
     IndexedFile,
-    Joined,
+    JoinedReaders,
     Readable,
     Splits,
     name_in_index,
@@ -121,7 +121,7 @@ def open_chunks(files: Files, options: Litdata) -> Mapping[SplitName, Readable]:
     """The splits of a directory with an ``index.json``, or with one in each of its directories."""
     if not (found := contract.by_index(files, lambda key: _chunks(files.store, key, options))):
         raise ValueError(f"{files.url}: has no {INDEX}. An export writes it when it is finished.")
-    return {split: Joined(tuple(chunks)) for split, chunks in found.items()}
+    return {split: JoinedReaders(tuple(chunks)) for split, chunks in found.items()}
 
 
 def _chunks(store: Store, key: str, options: Litdata) -> list[IndexedFile]:

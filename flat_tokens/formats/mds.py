@@ -32,7 +32,7 @@ from flat_tokens.formats.contract import (
     Format,
     IndexedDocuments,
     IndexedFile,
-    Joined,
+    JoinedReaders,
     Readable,
     Splits,
     index_errors,
@@ -505,7 +505,7 @@ def open_mds(files: Files, options: Mds) -> Mapping[SplitName, Readable]:
 def _reader(shards: tuple[Shard, ...], options: Mds) -> Readable:
     if options.length is not None or not shards:  # without shards, an empty stream
         return StreamReader(shards, options.end_of_text, "after")
-    return Joined(tuple(IndexedFile(shard, shard.sample_count, shard.entries, options.end_of_text) for shard in shards))
+    return JoinedReaders(tuple(IndexedFile(shard, shard.sample_count, shard.entries, options.end_of_text) for shard in shards))
 
 
 def _shards(store: Store, key: str, options: Mds) -> list[Shard]:

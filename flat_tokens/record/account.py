@@ -21,7 +21,7 @@ from flat_tokens.forgotten import Forgotten, read_forgotten
 from flat_tokens.manifest import EVERY_SPLIT, MANIFEST, VERSIONS, dataset_of, manifest_digest, manifest_of, splits_at
 from flat_tokens.reader import open_root, open_split
 from flat_tokens.record.ledger import Ledger
-from flat_tokens.rows.documents import NAMES, Recorded, recorded_of, stored_fact, values_of
+from flat_tokens.rows.documents import NAMES, RecordedFacts, recorded_of, stored_fact, values_of
 from flat_tokens.rows.mixture import EpochRows
 from flat_tokens.rows.seen import bytes_seen, tokens_seen
 from flat_tokens.rows.split import FlatTokens
@@ -110,7 +110,7 @@ class _Split:
 
     tokens: FlatTokens
     dataset: int
-    recorded: Recorded
+    recorded: RecordedFacts
 
     @property
     def name(self) -> str:
@@ -217,7 +217,7 @@ class _Splits:
 
     def __init__(self) -> None:
         self.all, self.datasets = dict[str, _Split](), list[JsonObject]()
-        self._known = dict[str, tuple[int, Recorded]]()
+        self._known = dict[str, tuple[int, RecordedFacts]]()
 
     def at(self, store: Store) -> _Split:
         dataset = dataset_of(store)

@@ -92,7 +92,7 @@ def chosen_by(tokens: FlatTokens, where: Where) -> Int64s:
     return np.concatenate(found)
 
 
-def matching(tokens: FlatTokens, where: Where, start: int, stop: int, recorded: Callable[[], Recorded]) -> Bools:
+def matching(tokens: FlatTokens, where: Where, start: int, stop: int, recorded: Callable[[], RecordedFacts]) -> Bools:
     """For which of the sequences ``start:stop`` an expression is true: bool[stop - start].
 
     ValueError for a name that it cannot have, and for a comparison of a number with a text.
@@ -100,7 +100,7 @@ def matching(tokens: FlatTokens, where: Where, start: int, stop: int, recorded: 
     return where.holds(lambda name: values_of(tokens, name, start, stop, recorded))
 
 
-def values_of(tokens: FlatTokens, name: str, start: int, stop: int, recorded: Callable[[], Recorded]) -> Any:
+def values_of(tokens: FlatTokens, name: str, start: int, stop: int, recorded: Callable[[], RecordedFacts]) -> Any:
     """A fact of the sequences ``start:stop``, by its name: an Arrow array. ValueError for a name that it cannot have."""
     dataset = dataset_of(tokens.store)
     if name not in NAMES:
@@ -120,7 +120,7 @@ def values_of(tokens: FlatTokens, name: str, start: int, stop: int, recorded: Ca
         raise ValueError(f"there is no column {name!r}: {dataset.url} has no record of its documents") from error
 
 
-class Recorded(NamedTuple):
+class RecordedFacts(NamedTuple):
     """Facts of a dataset's documents, by its manifest: their sources, and by split the columns that are kept."""
 
     sources: Sources
@@ -133,10 +133,10 @@ def sources_of(manifest: JsonObject) -> Sources:
     return [(source["name"], [file["name"] for file in source["files"]]) for source in made_of]
 
 
-def recorded_of(dataset: Store) -> Recorded:
+def recorded_of(dataset: Store) -> RecordedFacts:
     """The facts of a dataset's documents that its manifest has."""
     manifest = manifest_of(dataset)
-    return Recorded(
+    return RecordedFacts(
         sources_of(manifest), {split: columns_of(dataset, manifest, split) for split in splits_of(manifest.get("totals", {}))}
     )
 
@@ -210,7 +210,7 @@ class DocumentTable:
         return manifest_of(self.store)
 
     @cached_property
-    def recorded(self) -> Recorded:
+    def recorded(self) -> RecordedFacts:
         """The facts of the documents that the manifest has."""
         found, left_out = recorded_of(self.store), self.splits.get(LEFT_OUT)
         if left_out is None:

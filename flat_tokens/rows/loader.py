@@ -185,16 +185,16 @@ def views_of(view: Any, epochs: Int64s) -> list[tuple[Any, Int64s]]:
     return [(view.of_epoch(epoch), np.flatnonzero(epochs == epoch)) for epoch in different]
 
 
-def joined(parts: Sequence[Part], *, are_alike: bool) -> Any:
+def read_batch(parts: Sequence[Part], *, are_alike: bool) -> Any:
     """Rows of views as a batch. *are_alike*: the rows of the views can be read together."""
     if len(parts) == 1:
         return parts[0][0].batch(parts[0][1])
     if are_alike:
         return parts[0][0].together(parts)
-    return together([view.batch(rows) for view, rows, _ in parts], [where for _, _, where in parts])
+    return interleaved([view.batch(rows) for view, rows, _ in parts], [where for _, _, where in parts])
 
 
-def dealt(costs: Int64s, counts: Int64s) -> Int64s:
+def hosts_of_rows(costs: Int64s, counts: Int64s) -> Int64s:
     """The host of each row: int64[n]. Host h has ``counts[h]`` rows. Rows are dealt by falling cost, each to the host with the
     least cost so far among those with room.
     """
@@ -209,7 +209,7 @@ def dealt(costs: Int64s, counts: Int64s) -> Int64s:
     return host_of
 
 
-def together(parts: Sequence[Any], places: Sequence[Int64s]) -> Any:
+def interleaved(parts: Sequence[Any], places: Sequence[Int64s]) -> Any:
     """Join batches: row i of ``parts[k]`` becomes row ``places[k][i]``."""
     if isinstance(parts[0], dict):
         return {field: _placed([part[field] for part in parts], places) for field in parts[0]}
@@ -692,7 +692,7 @@ class ShuffledLoader(ByStep):
         view: Any = self.view
         costs = view.attention_costs(self._stream.rows(start, stop, 0, stop - start))
         bounds = np.arange(self.process_count + 1) * (stop - start) // self.process_count
-        return np.flatnonzero(dealt(costs, np.diff(bounds)) == self.process_index)
+        return np.flatnonzero(hosts_of_rows(costs, np.diff(bounds)) == self.process_index)
 
     def reads(self, step: SupportsIndex) -> Reads:
         return [(view, rows) for view, rows, _ in self._parts(step)]
@@ -719,4 +719,4 @@ class ShuffledLoader(ByStep):
         """The batch of a step, as the view gives it. IndexError if there is no such step."""
         if not getattr(self.view, "has_epochs", False):
             return self.view.batch(self.indices(step))
-        return joined(self._parts(step), are_alike=isinstance(self.view, SplitView))
+        return read_batch(self._parts(step), are_alike=isinstance(self.view, SplitView))

@@ -13,7 +13,7 @@ import numpy as np
 
 from flat_tokens.annotations import Bools, Int64Pair, Int64s
 from flat_tokens.options import at_least
-from flat_tokens.rows.loader import ByStep, Reads, View, check_view, checked_seed, joined, views_of
+from flat_tokens.rows.loader import ByStep, Reads, View, check_view, checked_seed, read_batch, views_of
 from flat_tokens.rows.orders import KeyedPermutation, KeyedPermutations, derive_keys
 from flat_tokens.rows.phases import ORDER, Edit, Schedule
 from flat_tokens.rows.views import Part, SplitView
@@ -312,7 +312,7 @@ class Mixture(ByStep):
         """The batch of a step. IndexError if there is no such step."""
         draw = self._draw(step)
         parts = self._parts(draw) or [(self.views[0], draw[1], draw[1])]
-        return MixedBatch(joined(parts, are_alike=self._are_alike), *draw[:2])
+        return MixedBatch(read_batch(parts, are_alike=self._are_alike), *draw[:2])
 
 
 def source_of(name: str, given: Any) -> tuple[View, float | Schedule, int | None]:

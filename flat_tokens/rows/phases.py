@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple, Self, get_args
 import numpy as np
 
 from flat_tokens.annotations import Int32s, Int64Pair, Int64s, JsonObject, UInt64s
-from flat_tokens.arrays.maps import Recent, share
+from flat_tokens.arrays.maps import Recent, share_work
 from flat_tokens.options import one_of, whole_number
 from flat_tokens.rows.orders import KeyedPermutation, Permuted, derive_keys
 from flat_tokens.rows.views import ranges, running_sums
@@ -407,7 +407,7 @@ class Phase:
                 is_found = (nth >= at[of]) & (nth < at[of + 1])
                 found[asked][is_found] = places[nth[is_found]]
 
-        share(work, len(chunks))
+        share_work(work, len(chunks))
         if (missed := np.flatnonzero(found < 0)).size:
             found[missed] = self._within_in_turn(number, k, rank[missed], block[missed], by_slots=True)
         return found

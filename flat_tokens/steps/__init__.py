@@ -70,7 +70,7 @@ class _Open(NamedTuple):
     step: Step
 
 
-class Stepped(NamedTuple):
+class StepsOutcome(NamedTuple):
     """The outcome of all steps for n documents. ``keep``: bool[n], which stay. ``texts``: of these. ``spans``: which characters
     of each count, None for all of them; None if no step gives spans. ``columns``: of these, those that are kept and
     those that steps give; None if there are none. ``kinds``: of the columns that steps give, of all documents that came to them.
@@ -114,7 +114,7 @@ class ReadySteps:
         """The columns that steps give, which a dataset keeps."""
         return tuple(name for one in self._open for name in columns_given(one.step))
 
-    def __call__(self, texts: pa.LargeStringArray, keys: UInt64s, columns: pa.RecordBatch | None = None) -> Stepped:
+    def __call__(self, texts: pa.LargeStringArray, keys: UInt64s, columns: pa.RecordBatch | None = None) -> StepsOutcome:
         """Take documents through all steps, which see their kept *columns*, n rows, and those that earlier steps give. ValueError
         if a step gives something else than an outcome.
         """
@@ -160,7 +160,9 @@ class ReadySteps:
         keep[at] = True
         beside |= {column: pa.nulls(len(texts)) for column in self.gives_columns if column not in beside}
         kinds = {column: kinds.get(column, "null") for column in self.gives_columns}
-        return Stepped(keep, texts, spans, left_out, changed, failed, kept.batch_of(beside) if beside else None, kinds, matches)
+        return StepsOutcome(
+            keep, texts, spans, left_out, changed, failed, kept.batch_of(beside) if beside else None, kinds, matches
+        )
 
 
 def columns_given(step: Step) -> tuple[str, ...]:

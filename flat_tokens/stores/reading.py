@@ -37,7 +37,7 @@ def named_roots(first: str, *more: str) -> list[str]:
     return [root.strip() for root in listed.split(",") if root.strip()]
 
 
-def opened(path: str | os.PathLike[str], flags: int = 0) -> int:
+def open_descriptor(path: str | os.PathLike[str], flags: int = 0) -> int:
     """A descriptor of what is at a path, open for reading with more *flags*. ValueError if roots are set and it is outside."""
     roots = os.environ.get(INPUT_ROOTS)
     return _opened_within(os.fspath(path), flags, roots) if roots else os.open(path, _FLAGS | flags)
@@ -45,7 +45,7 @@ def opened(path: str | os.PathLike[str], flags: int = 0) -> int:
 
 def descriptor(path: str | os.PathLike[str], flags: int = 0) -> int:
     """A descriptor of a plain file. ValueError for any other kind: a device has no end, and a pipe may have no writer."""
-    found = opened(path, flags)
+    found = open_descriptor(path, flags)
     if stat.S_ISREG(os.fstat(found).st_mode):
         return found
     os.close(found)
@@ -72,7 +72,7 @@ def library_path(path: str | os.PathLike[str]) -> Iterator[str]:
         os.close(found)
 
 
-def followed(path: str | os.PathLike[str]) -> str:
+def resolved_path(path: str | os.PathLike[str]) -> str:
     """The path without links. ValueError if roots are set and it leads out of them."""
     real = real_path(path)
     if os.environ.get(INPUT_ROOTS):

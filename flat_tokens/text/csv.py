@@ -18,7 +18,7 @@ from flat_tokens.annotations import Int64s
 from flat_tokens.extras import pa
 from flat_tokens.text import limits
 from flat_tokens.text.plain import BOM
-from flat_tokens.text.rows import Collected, Range, Rows, SourceFormat, TextFile, check_names
+from flat_tokens.text.rows import CollectedRows, Range, Rows, SourceFormat, TextFile, check_names
 
 csv.field_size_limit(1 << 40)  # whole rows are limited below
 QUOTE = ord('"')
@@ -142,7 +142,7 @@ def _read_rows(file: TextFile, header: list[str], limit: int, start: int, end: i
         next(found)
     text_at, id_at = [header.index(name) for name in file.text_columns], header.index(file.id_column) if file.id_column else None
     kept_at = [header.index(name) for name in file.kept_here]
-    collected = Collected(file)
+    collected = CollectedRows(file)
     seen = start
     for row in found:
         if isinstance(row, str):

@@ -26,7 +26,7 @@ from flat_tokens.text.rows import (
     NUL,
     SURROGATE,
     BadRowError,
-    Collected,
+    CollectedRows,
     Range,
     Rows,
     SourceFormat,
@@ -255,7 +255,7 @@ def _brackets_outside_strings(line: bytes) -> int:
 
 def _parse_lines(block: bytes, file: TextFile, limit: int, start: int, seen: int) -> Rows:
     """The lines of a block one by one, with what is wrong with each. Blank lines are not documents, but they are rows."""
-    collected = Collected(file)
+    collected = CollectedRows(file)
     fast = _conversations(file) if file.has_messages and not has_paths(file.columns) else None
     lines = block.split(b"\n")
     if not lines[-1]:

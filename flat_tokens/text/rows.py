@@ -159,7 +159,7 @@ class BadRowError(ValueError):
         self.fault = reason, detail
 
 
-class Collected:
+class CollectedRows:
     """Rows of a batch that a reader parses one by one: texts and ids as UTF-8, values of kept columns, and faults. ``size``: the
     bytes of text, as far as the reader counts them.
     """
@@ -200,7 +200,7 @@ class Collected:
 
 def passed_over(file: TextFile, row: int, seen: int) -> Rows:
     """A document that is too long to be read."""
-    collected = Collected(file)
+    collected = CollectedRows(file)
     collected.faults.append((row, "too_long", too_long(file.max_bytes + 1, file.max_bytes)))
     return collected.rows(row + 1, seen)
 

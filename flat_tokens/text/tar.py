@@ -16,7 +16,7 @@ from flat_tokens.options import digits
 from flat_tokens.text import jsonl, limits
 from flat_tokens.text.foreign import packed_as, refuse_foreign
 from flat_tokens.text.plain import BOM
-from flat_tokens.text.rows import BadRowError, Collected, Range, Rows, SourceFormat, TextFile, check_names, too_long
+from flat_tokens.text.rows import BadRowError, CollectedRows, Range, Rows, SourceFormat, TextFile, check_names, too_long
 
 BLOCK = 512
 MAGIC_AT, MAGIC = 257, b"ustar"
@@ -192,7 +192,7 @@ def _lines(file: TextFile, opened: BinaryIO, member: Member) -> Range:
 
 
 def read(file: TextFile, part: Range) -> Iterator[Rows]:
-    collected, end, seen = Collected(file), 0, 0
+    collected, end, seen = CollectedRows(file), 0, 0
     with file.open() as opened:
         for row in _neighbours(file, opened, part.start, part.stop):
             lines = row.of(LINES)
@@ -209,7 +209,7 @@ def read(file: TextFile, part: Range) -> Iterator[Rows]:
     yield from collected.batch(end, seen, is_last=True)
 
 
-def _add(collected: Collected, file: TextFile, opened: BinaryIO, members: Neighbours, row: int) -> None:
+def _add(collected: CollectedRows, file: TextFile, opened: BinaryIO, members: Neighbours, row: int) -> None:
     """Add the row of members."""
     try:
         value = _value_of(file, opened, members)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from flat_tokens.extras import LazyModule, pa
 from flat_tokens.text import limits
-from flat_tokens.text.rows import BadRowError, Collected, Range, Rows, SourceFormat, TextFile, check_names, too_long, utf8
+from flat_tokens.text.rows import BadRowError, CollectedRows, Range, Rows, SourceFormat, TextFile, check_names, too_long, utf8
 
 if TYPE_CHECKING:
     from fastwarc import warc as fastwarc
@@ -138,7 +138,7 @@ class _WarcReader:
         self.file = file
         self.stored = self.unpacked = 0
 
-    def add(self, collected: Collected, record: Record) -> None:
+    def add(self, collected: CollectedRows, record: Record) -> None:
         """Add the document of a record, if it has one. BadRowError if it cannot be read."""
         headers, length, file = record.headers, record.length, self.file
         if (kind := record.kind) not in KINDS:
@@ -239,7 +239,7 @@ class _WarcReader:
 
 
 def read(file: TextFile, part: Range) -> Iterator[Rows]:
-    collected, end, seen = Collected(file), 0, 0
+    collected, end, seen = CollectedRows(file), 0, 0
     reading = _WarcReader(file)
     for record in _records(file, part.start, part.stop):
         end, seen = record.number + 1, record.start + record.length - part.start

@@ -165,7 +165,7 @@ def add_command(
     return command
 
 
-def existing(text: str) -> str:
+def existing_place(text: str) -> str:
     """A URL, or a path at which something is."""
     try:
         if "://" in text or kind_of(text) is not None:
@@ -183,7 +183,7 @@ def existing_prefix(text: str) -> str:
     with contextlib.suppress(OSError):
         if name and any(one.startswith(name) for one in os.listdir(above or ".")):
             return text
-    return existing(text)
+    return existing_place(text)
 
 
 def write_file(path: str, text: str) -> str:
@@ -204,7 +204,7 @@ def option(text: str) -> tuple[str, Any]:
         return key, value
 
 
-def place(text: str) -> tuple[str, str]:
+def source_place(text: str) -> tuple[str, str]:
     """The name of a source, and the place of its dataset."""
     name, _, path = text.partition("=")
     if not name or not path:
@@ -231,7 +231,7 @@ def at_least(least: int) -> Callable[[str], int]:
     return parse
 
 
-TYPES: dict[str, Callable[[str], Any]] = {"N": at_least(0), "KEY=VALUE": option, "NAME=PATH": place}
+TYPES: dict[str, Callable[[str], Any]] = {"N": at_least(0), "KEY=VALUE": option, "NAME=PATH": source_place}
 """Types of values, by the words that stand for them in help. Other values are texts."""
 
 SHARED = """

@@ -257,14 +257,14 @@ def total_rows(found: JsonFacts) -> Iterator[list[str]]:
     for name, one in zip(names_of(found), found["versions"], strict=True):
         change = f"{one['token_count'] / first - 1:+.1%}".replace("%", " %") if first and one is not found["versions"][0] else ""
         unused = f"{one['unused']:,} of {one['vocabulary']:,}"
-        yield [name, f"{one['token_count']:,}", change, rate(one["bytes_per_token"]), share(one["byte_token_share"]), unused]
+        yield [name, f"{one['token_count']:,}", change, rate(one["bytes_per_token"]), share_text(one["byte_token_share"]), unused]
 
 
 def rate(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def share(value: float | None) -> str:
+def share_text(value: float | None) -> str:
     return "-" if value is None else terminal.percent(value)
 
 
@@ -304,7 +304,7 @@ def page(found: JsonFacts) -> str:
         kind: [
             [group["name"], f"{group['text_bytes'] or group['of'][0]['token_bytes']:,}"]
             + [f"{of['token_count']:,}" for of in group["of"]]
-            + [share(of["byte_token_share"]) for of in group["of"]]
+            + [share_text(of["byte_token_share"]) for of in group["of"]]
             for group in groups
         ]
         for kind, groups in found["by"].items()

@@ -118,7 +118,7 @@ class ExportRequest:
 
 
 @dataclass(frozen=True)
-class _Watched(FlatTokens):
+class _WatchedSplit(FlatTokens):
     """A split that calls *seen* with the range of each read of its tokens."""
 
     seen: Callable[[int, int], object] = field(kw_only=True)
@@ -290,7 +290,7 @@ def write_file(
         if seen is not None:
             seen(new)
 
-    splits: Splits = {name: _Watched(**vars(split), seen=read) for name, split in request.source().items()}
+    splits: Splits = {name: _WatchedSplit(**vars(split), seen=read) for name, split in request.source().items()}
     stored = tuple(FORMATS[request.format].write(splits, file, store, request.options))
     facts = {"key": request.key, "part": list(file), "objects": [list(one) for one in stored], "token_count": count}
     store.put(receipt, to_json(facts, indent=1))
@@ -314,7 +314,7 @@ def _record(request: ExportRequest, store: Store, key: str, is_there: Callable[[
         return None  # it is rewritten
 
 
-class Exported(NamedTuple):
+class ExportResult(NamedTuple):
     """Result of an export. ``reused``: parts that an earlier run had written. ``was_done``: there was nothing to do.
     ``loses_loss_mask``: the dataset has one, for which the format has no place. ``seconds``: that writing took.
     """
@@ -341,7 +341,7 @@ class Exported(NamedTuple):
         return f"{files}{lost}, {reused}"
 
 
-def done_before(request: ExportRequest, store: Store) -> Exported | None:
+def done_before(request: ExportRequest, store: Store) -> ExportResult | None:
     """The result of the export if an earlier run finished it and its files are there."""
     record = _record(request, store, RECORD, lambda one: store.size(one.key) == one.size)
     if record is None or type(record.get("parts")) is not int:
@@ -349,10 +349,12 @@ def done_before(request: ExportRequest, store: Store) -> Exported | None:
     if store.is_local and store.exists(STAGING):  # its removal failed, or was lost with the power
         with holding(store):
             pass
-    return Exported(store.url, request.format, record["objects"], record["parts"], record["parts"], True, request.loses_loss_mask)
+    return ExportResult(
+        store.url, request.format, record["objects"], record["parts"], record["parts"], True, request.loses_loss_mask
+    )
 
 
-def finish(request: ExportRequest, written: Sequence[WrittenPart], path_or_url: str) -> Exported:
+def finish(request: ExportRequest, written: Sequence[WrittenPart], path_or_url: str) -> ExportResult:
     """Write the files that need all parts, and the record of the export."""
     store = target(path_or_url)
     objects = [stored for one in written for stored in one.objects]
@@ -361,7 +363,7 @@ def finish(request: ExportRequest, written: Sequence[WrittenPart], path_or_url: 
     record = {"key": request.key, **request.facts(), "parts": len(written), "objects": [list(one) for one in objects]}
     store.put(RECORD, to_json(record, indent=1))
     reused = sum(one.reused for one in written)
-    return Exported(store.url, request.format, tuple(objects), len(written), reused, False, request.loses_loss_mask)
+    return ExportResult(store.url, request.format, tuple(objects), len(written), reused, False, request.loses_loss_mask)
 
 
 def _tell_origin(request: ExportRequest, store: Store, byte_count: int) -> None:
@@ -382,11 +384,11 @@ def _tell_origin(request: ExportRequest, store: Store, byte_count: int) -> None:
                 writer.write(block)
 
 
-def write(request: ExportRequest, path_or_url: str, threads: int | None = None, watch: Watch | None = None) -> Exported:
+def write(request: ExportRequest, path_or_url: str, threads: int | None = None, watch: Watch | None = None) -> ExportResult:
     """Export on this machine, several files at a time. *watch* is called with the progress, in bytes of tokens."""
     threads = None if threads is None else at_least(1, "threads", threads)
 
-    def work(files: list[ExportFile]) -> Exported:
+    def work(files: list[ExportFile]) -> ExportResult:
         seen = adding_up(watch, TOKEN_BYTES * request.token_count)
         with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
             tasks = [pool.submit(write_file, file, request, path_or_url, lambda n: seen(TOKEN_BYTES * n)) for file in files]
@@ -400,8 +402,8 @@ def write(request: ExportRequest, path_or_url: str, threads: int | None = None, 
 
 
 def export(
-    request: ExportRequest, path_or_url: str, work: Callable[[list[ExportFile]], Exported], *, is_noted: bool = True
-) -> Exported:
+    request: ExportRequest, path_or_url: str, work: Callable[[list[ExportFile]], ExportResult], *, is_noted: bool = True
+) -> ExportResult:
     """Export a dataset, unless an earlier run has. *work* writes the planned files that are not there, and finishes. *is_noted*:
     whether the dataset's output knows of the export afterwards.
     """
@@ -447,12 +449,12 @@ def run(options: Namespace) -> int:
     return cli.SAME
 
 
-def described(done: Exported) -> JsonObject:
+def described(done: ExportResult) -> JsonObject:
     """A result for JSON."""
     return {**done._asdict(), "objects": [stored._asdict() for stored in done.objects], "byte_count": done.byte_count}
 
 
-def lines(done: Exported) -> Iterator[str]:
+def lines(done: ExportResult) -> Iterator[str]:
     """A result for people."""
     if done.loses_loss_mask:
         kept = ", ".join(name for name, entry in FORMATS.items() if entry.keeps_loss_mask)

@@ -28,7 +28,7 @@ from flat_tokens.manifest import CACHE
 from flat_tokens.steps import HARMLESS, READ_BY_BUILDS, ReadySteps, open_steps
 from flat_tokens.steps.patterns import program_size
 from flat_tokens.stores.local import kind_of, pattern_base, real_path
-from flat_tokens.stores.reading import followed, lent
+from flat_tokens.stores.reading import lent, resolved_path
 from flat_tokens.stores.store import REMOTE, Store
 from flat_tokens.text import limits
 from flat_tokens.text.formats import FORMATS, HEAD_BYTES, FileFormat, compression_of, detect_format, holding, unpacked
@@ -140,7 +140,7 @@ def place_below(base: str, name: str) -> str | None:
         key = quote(name) if scheme in ("http", "https") else name
         return "/".join(filter(None, (base.rstrip("/"), key))) if scheme in REMOTE else None
     try:
-        root = followed(os.path.expanduser(rest))
+        root = resolved_path(os.path.expanduser(rest))
         place = real_path(os.path.join(root, name))
     except ValueError:  # what no file can be called
         return None

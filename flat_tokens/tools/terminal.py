@@ -21,7 +21,7 @@ from flat_tokens.extras import extra
 if TYPE_CHECKING:
     import argparse
 
-    from flat_tokens.checker import Checked
+    from flat_tokens.checker import CheckProgress
 
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 RESET = "\x1b[0m"
@@ -173,7 +173,7 @@ def duration(seconds: float) -> str:
 
 
 @contextlib.contextmanager
-def progress(what: str, quiet: bool) -> Iterator[Callable[[Checked], None] | None]:
+def progress(what: str, quiet: bool) -> Iterator[Callable[[CheckProgress], None] | None]:
     """Show the progress of the block in a line of the terminal. The function to call with it, or None if standard error is
     no terminal, or it is to be *quiet*.
     """
@@ -182,7 +182,7 @@ def progress(what: str, quiet: bool) -> Iterator[Callable[[Checked], None] | Non
         return
     begun = shown = time.monotonic()
 
-    def show(now: Checked) -> None:
+    def show(now: CheckProgress) -> None:
         nonlocal shown
         at = time.monotonic()
         if at - shown >= SECONDS_BETWEEN:
@@ -195,7 +195,7 @@ def progress(what: str, quiet: bool) -> Iterator[Callable[[Checked], None] | Non
         print(f"\r{CLEAR}", end="", file=sys.stderr, flush=True)
 
 
-def progress_line(what: str, now: Checked, seconds: float) -> str:
+def progress_line(what: str, now: CheckProgress, seconds: float) -> str:
     """Such as ``verify   45%  2.1 GB of 4.7 GB  211 MB/s  0:12 left``."""
     share, rate = now.byte_count / now.of if now.of else 0, now.byte_count / max(seconds, 1e-3)
     parts = [what, f"{min(share, 1):4.0%}", f"{size(now.byte_count)} of {size(now.of)}", speed(rate)]

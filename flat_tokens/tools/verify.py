@@ -12,7 +12,7 @@ from flat_tokens.annotations import JsonFacts, JsonObject
 from flat_tokens.arrays.opening import read_metadata
 from flat_tokens.checker import (
     MAX_PROBLEMS,
-    Checked,
+    CheckProgress,
     adding_up,
     bytes_to_check,
     check_objects,
@@ -139,7 +139,7 @@ def lines(found: JsonFacts) -> Iterator[str]:
             yield f"  {terminal.plural(count, 'document')} not reachable: {reason}"
 
 
-def check(options: Namespace, watch: Callable[[Checked], object] | None = None, public: Any = None) -> Iterator[str]:
+def check(options: Namespace, watch: Callable[[CheckProgress], object] | None = None, public: Any = None) -> Iterator[str]:
     """Every fault of the dataset at the path, as a sentence. FileNotFoundError or ValueError if there is nothing to check.
     *watch* is called with the progress of a full check. *public*: a key by whose owner it has to be signed.
     """

@@ -17,14 +17,14 @@ import yaml
 from flat_tokens.manifest import splits_of
 from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.reading import INPUT_ROOTS, OUTPUT_ROOTS
-from flat_tokens.tools.cli import existing
+from flat_tokens.tools.cli import existing_place
 from flat_tokens.tools.terminal import duration, line, plural, show, size
-from flows.commands.running import add_command, checked, login_without_prefect, prefect_server, run_with_progress
+from flows.commands.running import add_command, checked_request, login_without_prefect, prefect_server, run_with_progress
 
 if TYPE_CHECKING:
     from flows.pipelines.build import BuildResult
     from flows.pipelines.plan import Plan
-    from flows.pipelines.publish import Published
+    from flows.pipelines.publish import PublishResult
     from tasks.config import BuildConfig, TokenizerConfig
     from tasks.garbage import Policy
     from tasks.output.pointer import Candidate
@@ -54,10 +54,10 @@ RETOKENIZE = f"""{DATASET}
 def add_commands(commands: Any) -> None:
     """Add the commands to the command line's parser; each has its function as ``run``."""
     about = "build a dataset version, or go on with one, and publish it"
-    add_command(commands, "build", run_build, about, ANYWAY + CONFIG, reports=True, config=existing, set=str)
+    add_command(commands, "build", run_build, about, ANYWAY + CONFIG, reports=True, config=existing_place, set=str)
     about = "sample the sources and tell documents, tokens, bytes, slices, time and disk; no dataset is written"
-    add_command(commands, "plan", run_plan, about, CONFIG, config=existing, set=str)
-    about, kinds = "look the sources up again; publish what they give now if it is new", {"dataset": existing, "set": str}
+    add_command(commands, "plan", run_plan, about, CONFIG, config=existing_place, set=str)
+    about, kinds = "look the sources up again; publish what they give now if it is new", {"dataset": existing_place, "set": str}
     add_command(commands, "refresh", run_refresh, about, REFRESH, reports=True, keep=int, days=float, **kinds)
     about = "publish the same text for other tokenizers, each next to the dataset, its download reused"
     add_command(commands, "retokenize", run_retokenize, about, RETOKENIZE, reports=True, **kinds)
@@ -302,7 +302,7 @@ def read_tokenizer(text: str) -> TokenizerConfig:
     from tasks.config import TokenizerConfig
     from tasks.download.sources import check_tokenizer
 
-    config = checked(TokenizerConfig, value, f"--tokenizer {text}: ")
+    config = checked_request(TokenizerConfig, value, f"--tokenizer {text}: ")
     check_tokenizer(config.name)
     return config
 
@@ -336,7 +336,7 @@ def summary(result: BuildResult) -> list[str]:
 
 
 def published_text(
-    result: Published, done: str, documents: Sequence[str], of_text: str = "", particular: Sequence[str] = ()
+    result: PublishResult, done: str, documents: Sequence[str], of_text: str = "", particular: Sequence[str] = ()
 ) -> list[str]:
     """Result of a publication, for people. *documents*: counts, if they are known. *particular*: lines of its kind alone."""
     repeated = result.totals["documents"].get("repeated_keys")

@@ -13,11 +13,11 @@ from flat_tokens.formats import FORMATS
 from flat_tokens.reader import check_where
 from flat_tokens.stores.local import real_path
 from flat_tokens.stores.store import Store
-from flat_tokens.tools.cli import WRITING_ONLY, add_option_flags, existing, existing_prefix, given_options
+from flat_tokens.tools.cli import WRITING_ONLY, add_option_flags, existing_place, existing_prefix, given_options
 from flat_tokens.tools.export import add_target, described, export_of, lines, lost_bounds
 from flat_tokens.tools.terminal import plural, show
 from flows.commands.build import published_text, read_tokenizer, seconds_line
-from flows.commands.running import add_command, add_fields, checked, given, run_request, run_with_progress
+from flows.commands.running import add_command, add_fields, checked_request, given_fields, run_request, run_with_progress
 
 if TYPE_CHECKING:
     from tasks.models import Model
@@ -47,10 +47,10 @@ PATH  a file, a directory, or the prefix that several files share{OUTPUT}
 
 def add_commands(commands: Any) -> None:
     """Add the commands to the command line's parser; each has its function as ``run``."""
-    from tasks.derive.request import HubRequest, ImportRequest, Merge, Publishing, Shuffle, Subset
+    from tasks.derive.request import HubRequest, ImportRequest, Merge, PublishSettings, Shuffle, Subset
 
     def add(name: str, run: Callable[[Namespace], None], about: str, listed: str, **kinds: Any) -> ArgumentParser:
-        places = {"dataset": existing, "datasets": existing}
+        places = {"dataset": existing_place, "datasets": existing_place}
         return add_command(commands, name, run, about, listed, reports=True, **places, **kinds)
 
     about = "publish the documents of several datasets, in order"
@@ -58,25 +58,25 @@ def add_commands(commands: Any) -> None:
     append = add("append", run_append, "publish a new version of a dataset with the documents of others after its own", APPEND)
     for command in (merge, append):
         add_fields(command, Merge)
-        add_fields(command, Publishing)
+        add_fields(command, PublishSettings)
     for name, model, about in (
         ("subset", Subset, "publish the documents of a dataset that all filters let through"),
         ("shuffle", Shuffle, "publish the documents of a dataset in an order that a seed decides"),
-        ("relayout", Publishing, "publish a dataset in another layout"),
+        ("relayout", PublishSettings, "publish a dataset in another layout"),
     ):
         command = add(name, run_operation, about, DATASET + OUTPUT)
-        for kind in dict.fromkeys((model, Publishing)):
+        for kind in dict.fromkeys((model, PublishSettings)):
             add_fields(command, kind, sources="source", key_list="keys", id_list="ids")
 
     place = "\noutput=OUT  an empty directory, or one where this export was begun"
     export = add("export", run_export, "write a dataset in another format", DATASET + place)
-    add_fields(export, Publishing, "workers")
+    add_fields(export, PublishSettings, "workers")
     add_target(export)
 
     imported = add(
         "import", run_import, "publish the tokens of files in another format", IMPORT, path=existing_prefix, format=FORMATS
     )
-    add_fields(imported, Publishing)
+    add_fields(imported, PublishSettings)
     add_fields(imported, ImportRequest, "validation_fraction", "split_seed")
     add_option_flags(imported, except_for=WRITING_ONLY)
 
@@ -126,8 +126,8 @@ def run_derive(options: Namespace, operation: str, inputs: list[str]) -> None:
     from tasks.derive.request import DeriveRequest, Merge, Relayout, Shuffle, Subset
 
     kinds: dict[str, type[Model]] = {"merge": Merge, "subset": Subset, "shuffle": Shuffle, "relayout": Relayout}
-    settings = {"operation": operation, **given(options, kinds[operation])}
-    request = checked(DeriveRequest, {**given(options, DeriveRequest), "operation": settings, "inputs": inputs})
+    settings = {"operation": operation, **given_fields(options, kinds[operation])}
+    request = checked_request(DeriveRequest, {**given_fields(options, DeriveRequest), "operation": settings, "inputs": inputs})
     if operation == "subset" and options.where:
         check_where(Store.at(request.inputs[0]), options.where)
 
@@ -163,7 +163,7 @@ def run_publish(options: Namespace) -> None:
     where, repo = options.to
     if where != "hub":
         raise ValueError(f"--to {where} {repo}: datasets are published on the hub: --to hub ORG/NAME")
-    request = checked(HubRequest, {"repo": repo, **given(options, HubRequest)})
+    request = checked_request(HubRequest, {"repo": repo, **given_fields(options, HubRequest)})
     from flows.pipelines.to_hub import publish_to_hub
 
     result = run_request(options, request, publish_to_hub, "flows.publish_dataset:publish_dataset")
@@ -173,10 +173,10 @@ def run_publish(options: Namespace) -> None:
 def run_import(options: Namespace) -> None:
     from tasks.derive.request import ImportRequest
 
-    settings = {**given(options, ImportRequest), "options": given_options(options)}
+    settings = {**given_fields(options, ImportRequest), "options": given_options(options)}
     if options.tokenizer:
         settings["tokenizer"] = read_tokenizer(options.tokenizer)
-    request = checked(ImportRequest, settings)
+    request = checked_request(ImportRequest, settings)
 
     from flows.pipelines.exchange import import_files
 

@@ -16,7 +16,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flat_tokens.tools import cli
-from flat_tokens.tools.cli import existing, typed
+from flat_tokens.tools.cli import existing_place, typed
 from flat_tokens.tools.terminal import one_line
 from flows.watch.terminal import display
 
@@ -137,12 +137,12 @@ def add_fields(command: ArgumentParser, model: type[Model], *only: str, **flags:
     for name in only or [name for name in model.model_fields if name not in NOT_OPTIONS]:
         settings = typed(model, name)
         if "Location" in model.__annotations__[name]:
-            settings |= {"type": existing, "metavar": "FILE"}
+            settings |= {"type": existing_place, "metavar": "FILE"}
         flag, about = flags.get(name, name).replace("_", "-"), model.descriptions()[name]
         command.add_argument(f"--{flag}", dest=name, help=about[:1].lower() + about[1:], **settings)
 
 
-def given(options: Namespace, model: type[Model]) -> dict[str, Any]:
+def given_fields(options: Namespace, model: type[Model]) -> dict[str, Any]:
     """The fields of a request that the command line has."""
     return {name: value for name in model.model_fields if (value := getattr(options, name, None)) is not None}
 
@@ -204,7 +204,7 @@ def _name(request: Any) -> str:
 M = TypeVar("M", bound="Model")
 
 
-def checked(model: type[M], settings: dict[str, Any], option: str = "") -> M:
+def checked_request(model: type[M], settings: dict[str, Any], option: str = "") -> M:
     """A request from the settings of the command line, or of an *option*. ValueError lists all that is wrong with it."""
     from pydantic import ValidationError  # help needs no models
 

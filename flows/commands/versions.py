@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from flat_tokens.annotations import JsonObject
 from flat_tokens.stores.local import kind_of
-from flat_tokens.tools.cli import existing
+from flat_tokens.tools.cli import existing_place
 from flat_tokens.tools.terminal import plural, show, size, table
 from flows.commands.build import DAYS, KEEP, policy_of, read_config, why_held
-from flows.commands.running import add_command, add_fields, checked, given, run_with_progress
+from flows.commands.running import add_command, add_fields, checked_request, given_fields, run_with_progress
 
 if TYPE_CHECKING:
     from flat_tokens.stores.store import Store
     from tasks.garbage import GarbageReport
     from tasks.output.pointer import Candidate
-    from tasks.output.versions import Decided, Version
+    from tasks.output.versions import DecisionResult, Version
 
 
 OUTPUTS_HAVE = ("latest.json", "versions", "_cache", "_staging", "_running")
@@ -47,7 +47,7 @@ def add_commands(commands: Any) -> None:
     from tasks.derive.request import ForgetRequest
 
     def add(name: str, run: Callable[[Namespace], None], about: str, listed: str = "", **settings: Any) -> ArgumentParser:
-        return add_command(commands, name, run, about, OUTPUT + listed.strip(), output=existing, **settings)
+        return add_command(commands, name, run, about, OUTPUT + listed.strip(), output=existing_place, **settings)
 
     about = "tell what is published, since when, when it was last refreshed, its size, and whether a build is under way"
     add("status", run_status, about)
@@ -169,17 +169,17 @@ def versions_text(versions: list[Version]) -> list[str]:
 
 
 def run_decide(options: Namespace) -> None:
-    from tasks.output.pointer import who
+    from tasks.output.pointer import current_user
     from tasks.output.versions import approve, reject
 
     root, version, reason, by = output_at(options), options.version, options.reason, options.by
     if not reason.strip():
         raise ValueError("--reason needs a text, for whoever looks at the runs later")
     decide = {"approve": approve, "reject": reject}[options.command]
-    decision = {"output": root.url, "version": version, "reason": reason, "by": by or who()}
+    decision = {"output": root.url, "version": version, "reason": reason, "by": by or current_user()}
 
-    def pipeline(_: None) -> Decided:
-        return decide(root, version, reason, by or who())
+    def pipeline(_: None) -> DecisionResult:
+        return decide(root, version, reason, by or current_user())
 
     decided = run_with_progress(options, nullcontext(), pipeline, f"flows.decide:{options.command}_version", **decision)
     decision = decided.decision.model_dump(mode="json")
@@ -199,7 +199,9 @@ def run_forget(options: Namespace) -> None:
     root = output_at(options)
     if not options.resume and not (options.reason or "").strip():
         raise ValueError("--reason needs a text, for whoever reads the certificate")
-    request = None if options.resume else checked(ForgetRequest, {**given(options, ForgetRequest), "output": root.url})
+    request = (
+        None if options.resume else checked_request(ForgetRequest, {**given_fields(options, ForgetRequest), "output": root.url})
+    )
     from flows.pipelines.forget import forget, resume
 
     if request is None:

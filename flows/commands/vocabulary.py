@@ -11,10 +11,10 @@ from typing import Any
 
 from flat_tokens.record.ledger import Ledger
 from flat_tokens.stores.local import kind_of
-from flat_tokens.tools.cli import existing, whole
+from flat_tokens.tools.cli import existing_place, whole
 from flat_tokens.tools.terminal import line, plural, show, size
 from flows.commands.build import checked_config, seconds_line
-from flows.commands.running import add_command, add_fields, checked, given, run_with_progress
+from flows.commands.running import add_command, add_fields, checked_request, given_fields, run_with_progress
 
 VOCABULARY = """
 NAME  an encoding of tiktoken, such as cl100k_base, or a hub repository
@@ -41,7 +41,7 @@ def add_commands(commands: Any) -> None:
     add_command(commands, "vocabulary", run_vocabulary, about, VOCABULARY, to=Path)
     about, places = (
         "train a tokenizer on text, and cut smaller ones from it",
-        dict.fromkeys(("dataset", "ledger", "trained"), existing),
+        dict.fromkeys(("dataset", "ledger", "trained"), existing_place),
     )
     train = add_command(commands, "train-tokenizer", run_train, about, TRAIN, reports=True, set=str, step=int, **places)
     add_fields(train, VocabularyRequest, special_tokens="special-token")
@@ -82,7 +82,7 @@ def run_train(options: Namespace) -> None:
     if options.set and (options.dataset is None or kind_of(options.dataset) != "file"):
         raise ValueError("--set changes a configuration file, but none is given")
     settings = settings_of(options)
-    request = checked(VocabularyRequest, settings) if options.trained is None else None
+    request = checked_request(VocabularyRequest, settings) if options.trained is None else None
     config = checked_config(options.dataset, options.set) if options.dataset and kind_of(options.dataset) == "file" else None
     from flows.pipelines.train_tokenizer import (
         TO,
@@ -143,7 +143,7 @@ def settings_of(options: Namespace) -> dict[str, Any]:
         sizes = tuple(whole(size) for size in options.vocab_size.split(","))
     except ArgumentTypeError as error:
         raise ValueError(f"--vocab-size {options.vocab_size}: {error}. Write 32768, or 32768,65536") from error
-    settings = {**given(options, VocabularyRequest), "vocab_sizes": sizes}
+    settings = {**given_fields(options, VocabularyRequest), "vocab_sizes": sizes}
     if options.special_tokens is not None:
         settings["special_tokens"] = tuple(filter(None, options.special_tokens))
     return settings

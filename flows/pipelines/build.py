@@ -12,12 +12,12 @@ from functools import partial
 from flat_tokens.manifest import TOKEN_BYTES
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import plural
-from flows.pipelines.publish import OpenOutput, Published, opened, publication, timed
+from flows.pipelines.publish import OpenOutput, PublishResult, opened, publication, timed
 from flows.pipelines.stages import FINALIZE, Runner, assembling, shard_parts
 from flows.pipelines.text import Made, look_up, read_whole
 from tasks.config import BuildConfig
 from tasks.finalize.card import card
-from tasks.finalize.provenance import is_published, leaving_out, note_files
+from tasks.finalize.provenance import is_published, note_files, without_forgotten
 from tasks.finalize.seal import VersionDraft, built_totals
 from tasks.gates import Gate
 from tasks.output.places import layout_of
@@ -29,7 +29,7 @@ from tasks.shards.recipe import settings_of_target
 from tasks.tokenize.engines import forget_what_was_learned
 
 
-class BuildResult(Published):
+class BuildResult(PublishResult):
     """Result of a build. ``slices_reused``: those whose tokens were there. ``equal_texts_apart``: documents outside train whose
     text another split has, too; None if that was not looked for.
     """
@@ -79,7 +79,7 @@ def build_version(made: Made, runner: Runner, output: OpenOutput, gates: tuple[G
     made = read_whole(made, runner, output)
     config, text, tokenizer, _, made_of, named = made
     asked = output.request if isinstance(output.request, BuildConfig) else config  # with its sets as people named them
-    made_of = leaving_out(output.forgotten, made_of)
+    made_of = without_forgotten(output.forgotten, made_of)
     remember = partial(remember_origin, output.root, config=asked, pinned=text.pinned, files=text.files)
     reuse: dict[str, int] = dict.fromkeys(("slices", "slices_reused", "text_bytes_tokenized"), 0)
     layout, to_judge = layout_of(config, output.root), config.publish.gates if gates is None else gates

@@ -20,22 +20,22 @@ from flat_tokens.reader import resolve
 from flat_tokens.stores.local import real_path
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.export import note_export
-from flows.pipelines.publish import Published, opened, publication, timed
+from flows.pipelines.publish import PublishResult, opened, publication, timed
 from flows.pipelines.stages import COUNT, EXAMINE, FINALIZE, MAKE_KEYS, SAMPLE, SHUFFLE, Runner, assembled, in_order
 from tasks.derive.choice import ALL, DOCUMENT_BYTES, RADIX_BITS, PartCounts, Selection, count_unfound, positioned, save_list
 from tasks.derive.inputs import (
     Input,
-    cut,
+    cut_inputs,
     listed_by,
     settings_of_sources,
     splits_in,
     token_arrays_in,
     token_bytes_of,
 )
-from tasks.derive.provenance import Derived, card, derived, kept_columns
+from tasks.derive.provenance import DerivedProvenance, card, derived, kept_columns
 from tasks.derive.request import DeriveRequest, Relayout, Shuffle, Subset
 from tasks.derive.shuffle import shuffling_of
-from tasks.finalize.provenance import leaving_out, list_left_out
+from tasks.finalize.provenance import forgotten_digest, without_forgotten
 from tasks.finalize.seal import VersionDraft
 from tasks.models import Split
 from tasks.output.forgotten import check_without_forgotten, read_record_of
@@ -49,7 +49,7 @@ from tasks.progress import meter
 HASH_DIGITS, LAST_DIGIT = 64 // RADIX_BITS, (1 << RADIX_BITS) - 1
 
 
-class DerivedResult(Published):
+class DerivedResult(PublishResult):
     """Result of a merge, subset, shuffle or relayout. ``not_found``: keys or ids of a list, if any, that no document has."""
 
     operation: str
@@ -69,7 +69,7 @@ def derive(request: DeriveRequest, runner: Runner) -> DerivedResult:
                     check_without_forgotten(above, one.version)
                     if above.url != output.root.url:
                         note_export(one.location, FLAT_TOKENS, request.output)
-            made_of = leaving_out(output.forgotten, derived(request, inputs, settings_of(request, listed)))
+            made_of = without_forgotten(output.forgotten, derived(request, inputs, settings_of(request, listed)))
             layout = (inputs[0].layout if request.layout == "auto" else None) or layout_of(request, output.root)
         particular: JsonObject = {"operation": request.operation.operation, "not_found": None}
         if done := done_before(output.root, made_of, inputs[0], layout):
@@ -81,7 +81,7 @@ def derive(request: DeriveRequest, runner: Runner) -> DerivedResult:
             arrays, splits = token_arrays_in(inputs), splits_in(inputs)
             if target := version.target(splits=splits, token_arrays=arrays, columns=kept_columns(inputs)):
                 with timed("count", output.seconds):
-                    plan = plan_of(request, inputs, listed, list_left_out(output.forgotten), runner, target)
+                    plan = plan_of(request, inputs, listed, forgotten_digest(output.forgotten), runner, target)
                     particular["not_found"] = None if listed is None else count_unfound(target.workspace)
                 with timed("shuffle", output.seconds) if isinstance(request.operation, Shuffle) else contextlib.nullcontext():
                     parts = parts_of(request, plan, runner, target)
@@ -112,7 +112,7 @@ def check_inputs_apart(request: DeriveRequest) -> None:
             check_apart(output, resolve(Store.at(path)).url, f"the output {request.output} is within the dataset {path}")
 
 
-def done_before(root: Store, made_of: Derived, first: Input, layout: LayoutName) -> str | None:
+def done_before(root: Store, made_of: DerivedProvenance, first: Input, layout: LayoutName) -> str | None:
     """The latest version of an output, if it is the first input and was made of the version before it in the same way:
     appending the same again, or shuffling again with the same seed, does nothing. Else None.
     """
@@ -151,7 +151,7 @@ def plan_of(
     if listed is not None:
         save_list(listed, target.workspace)
     subset = request.operation if isinstance(request.operation, Subset) else ALL
-    selection, parts = Selection(subset, forgotten=forgotten), cut(inputs, subset.sources)
+    selection, parts = Selection(subset, forgotten=forgotten), cut_inputs(inputs, subset.sources)
     meter.begin("count", bytes_to_count(request, inputs, parts))
     list(in_order(runner, [part for part in parts if part.made_keys is not None], MAKE_KEYS.given(target)))
     selection, parts = sampled(selection, parts, target, runner)
@@ -235,7 +235,7 @@ def shuffled(request: Shuffle, plan: DerivePlan, runner: Runner, target: Target)
 
 
 def derived_totals(
-    made_of: Derived, request: DeriveRequest, inputs: Sequence[Input], plan: DerivePlan, repeated: int
+    made_of: DerivedProvenance, request: DeriveRequest, inputs: Sequence[Input], plan: DerivePlan, repeated: int
 ) -> JsonObject:
     """Totals of the documents of a derived dataset."""
     skipped: Counter[str] = Counter()

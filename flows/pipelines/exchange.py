@@ -10,10 +10,10 @@ from flat_tokens.formats import ExportFile, Files
 from flat_tokens.manifest import TOKEN_BYTES, splits_of
 from flat_tokens.stores.local import real_path
 from flat_tokens.stores.store import Store, StoredObject
-from flat_tokens.tools.export import Exported, ExportRequest
+from flat_tokens.tools.export import ExportRequest, ExportResult
 from flat_tokens.tools.export import export as exported
 from flat_tokens.tools.terminal import plural
-from flows.pipelines.publish import Published, opened, publication, timed
+from flows.pipelines.publish import PublishResult, opened, publication, timed
 from flows.pipelines.stages import (
     DIGEST,
     EXPORT,
@@ -29,7 +29,7 @@ from flows.pipelines.stages import (
 from tasks.derive.imports import ImportPart, open_import, parts_of, provenance, stamps, token_arrays_of
 from tasks.derive.request import ImportRequest
 from tasks.finalize.card import card
-from tasks.finalize.provenance import Provenance, leaving_out, list_left_out
+from tasks.finalize.provenance import Provenance, forgotten_digest, without_forgotten
 from tasks.finalize.seal import VersionDraft, built_totals
 from tasks.models import TokenShard, digest_of
 from tasks.output.places import check_apart, layout_of
@@ -42,24 +42,24 @@ from tasks.tokenize.engines import Tokenizer
 from tasks.tokenize.tokenizers import load_tokenizer
 
 
-def export(request: ExportRequest, output: str, runner: Runner, *, is_noted: bool = True) -> Exported:
+def export(request: ExportRequest, output: str, runner: Runner, *, is_noted: bool = True) -> ExportResult:
     """Write a dataset's files in a format, those that an earlier run has not written, and the record of them. *is_noted*: whether
     the dataset's output knows of it afterwards.
     """
     meter.reset()
 
-    def work(files: list[ExportFile]) -> Exported:
+    def work(files: list[ExportFile]) -> ExportResult:
         meter.begin("export", TOKEN_BYTES * request.token_count)
         exporting = EXPORT.given(request, output, lambda tokens: meter.add("export", TOKEN_BYTES * tokens, 0, tokens))
         written = list(in_order(runner, files, exporting))
-        done: Exported = runner.start(request, FINISH_EXPORT.given(written, output)).result()
+        done: ExportResult = runner.start(request, FINISH_EXPORT.given(written, output)).result()
         meter.begin("done")
         return done
 
     return exported(request, output, work, is_noted=is_noted)
 
 
-class ImportResult(Published):
+class ImportResult(PublishResult):
     """Result of an import. ``parts_reused``: token shards that an earlier import had stored."""
 
     format: str
@@ -83,8 +83,8 @@ def import_files(request: ImportRequest, runner: Runner) -> ImportResult:
             before = stamps(files.store, files.keys)
             meter.begin("examine", sum(size for size, *_ in before))
             stored: list[StoredObject] = list(in_order(runner, files.keys, DIGEST.given(files.store.url)))
-            made_of = leaving_out(output.forgotten, provenance(request, found, stored, tokenizer))
-            layout, forgotten = layout_of(request, output.root), list_left_out(output.forgotten)
+            made_of = without_forgotten(output.forgotten, provenance(request, found, stored, tokenizer))
+            layout, forgotten = layout_of(request, output.root), forgotten_digest(output.forgotten)
 
         rule = SplitRule(fraction=request.validation_fraction or 0.0, seed=request.split_seed)
         reuse: JsonObject = {"parts": 0, "parts_reused": 0}

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from flat_tokens.annotations import JsonObject
 from flat_tokens.forgotten import LIST, NO_KEYS, WINDOW, Forgotten, read_forgotten
-from flat_tokens.keys import together
+from flat_tokens.keys import concatenated
 from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import plural
@@ -31,12 +31,12 @@ from tasks.forget.documents import (
     versions_of,
     with_same_text,
 )
-from tasks.forget.exports import certificate_key, check_none_under_way, notes_of, saw
+from tasks.forget.exports import certificate_key, check_none_under_way, notes_of, visits_of_forgotten
 from tasks.models import Model
-from tasks.output.forgotten import Holder, Pending, Request, change_record, new_record, read_record_of
+from tasks.output.forgotten import Holder, PendingForgetting, Request, change_record, new_record, read_record_of
 from tasks.output.paths import check_places, version_store
 from tasks.output.places import scratch_of
-from tasks.output.pointer import who
+from tasks.output.pointer import current_user
 from tasks.output.versions import list_versions
 from tasks.progress import meter
 
@@ -128,7 +128,10 @@ def forget(request: ForgetRequest) -> ForgetResult:
             return ForgetResult(output=root.url)
         check_none_under_way(root, notes_of(root, {of.version for of in plan.holders}))
         before = request.skip_from if request.before is None else request.before
-        runs = {os.path.abspath(path): saw(root, path, before, request.skip_from, plan.holders) for path in request.runs}
+        runs = {
+            os.path.abspath(path): visits_of_forgotten(root, path, before, request.skip_from, plan.holders)
+            for path in request.runs
+        }
         _begin(root, plan, runs)
         certificate = finish_forgetting(root, scratch)
     meter.begin("done")
@@ -152,7 +155,7 @@ def plan_of(root: Store, request: ForgetRequest, named: NamedDocuments) -> ToFor
     _check_source(root, versions, named)
     tables = [table_of(root, version) for version in versions]
     there = [keys_named(table, named) for table in tables]
-    found = np.unique(together(there))
+    found = np.unique(concatenated(there))
     # Ids that no version has may come later. Of one source only documents are known that are there.
     listed = named.keys if named.keys is not None and named.source is None and named.where is None else found
     keys = listed
@@ -173,13 +176,13 @@ def plan_of(root: Store, request: ForgetRequest, named: NamedDocuments) -> ToFor
     holders = [of for version in versions if (of := forgotten_in(root, version, forgotten)) is not None]
     if forgotten.sha256 == before.sha256 and not holders:
         return None
-    windows, token_keys = (together(getattr(of, name) for of in holders) for name in ("windows", "token_keys"))
+    windows, token_keys = (concatenated(getattr(of, name) for of in holders) for name in ("windows", "token_keys"))
     forgotten = forgotten.with_documents(NO_KEYS, windows, token_keys)
     now = datetime.now(UTC)
     asked = Request(
         id=f"{now:%Y%m%dT%H%M%S}-{hashlib.sha256(np.sort(keys).tobytes()).hexdigest()[:8]}",
         at=now,
-        by=request.by or who(),
+        by=request.by or current_user(),
         reason=request.reason,
         named=request.how,
         source=request.source,
@@ -217,7 +220,7 @@ def _begin(root: Store, plan: ToForget, runs: JsonObject) -> None:
         state = listed[of.version]
         counts = {"documents": len(of.lengths), "tokens": int(of.lengths.sum())}
         holders.append(Holder(version=of.version, **counts, state=state.state, pinned=state.pinned))
-    pending = Pending(
+    pending = PendingForgetting(
         request=plan.request,
         holders=tuple(holders),
         files=tuple(files),

@@ -30,11 +30,11 @@ from tasks.forget.documents import (
     sweep_unfinished,
     versions_of,
 )
-from tasks.forget.exports import Note, certificate_of, notes_of, remove_export, skip, write_certificate
+from tasks.forget.exports import Note, certificate_of, notes_of, remove_export, skip_forgotten, write_certificate
 from tasks.garbage import remove_version
-from tasks.output.forgotten import ForgottenRecord, Pending, change_record, read_record_of
-from tasks.output.leases import collecting, sweep_homes
-from tasks.output.pointer import change, put_run, read_pointer, renamed
+from tasks.output.forgotten import ForgottenRecord, PendingForgetting, change_record, read_record_of
+from tasks.output.leases import collection_lease, sweep_homes
+from tasks.output.pointer import change_pointer, put_run, read_pointer, renamed
 from tasks.progress import meter
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ ROUNDS = 5
 @contextlib.contextmanager
 def nobody_builds(root: Store) -> Iterator[None]:
     """A block in which no build is running. ValueError if one is."""
-    with collecting(root) as busy:
+    with collection_lease(root) as busy:
         if busy is not None:
             raise ValueError(f"{root.url}: {busy}. Wait until it has ended, and run it again: nothing was forgotten yet.")
         yield
@@ -56,7 +56,7 @@ def nobody_builds(root: Store) -> Iterator[None]:
 def go_on_forgetting(root: Store, scratch: Path) -> JsonObject | None:
     """Complete a forgetting that was begun. Return its certificate; None if none was begun."""
     while (record := read_record_of(root)) is not None and record.pending is not None:
-        with collecting(root) as busy:
+        with collection_lease(root) as busy:
             if busy is None and (record := read_record_of(root)) is not None and record.pending is not None:
                 logger.info("%s: documents are being forgotten since %s", root.url, record.pending.request.at)
                 return finish_forgetting(root, scratch)
@@ -75,7 +75,7 @@ def finish_forgetting(root: Store, scratch: Path) -> JsonObject:
         mapping = {of.version: make_successor(root, scratch, record.forgotten, of) for of in holders}
         record = change_record(root, lambda now, mapping=mapping: now.renamed(mapping, versions_of(root)))  # type: ignore[misc]
         replaced |= mapping
-        change(root, partial(renamed, root, mapping=record.successors))
+        change_pointer(root, partial(renamed, root, mapping=record.successors))
         record = skip_in_runs(root, record)
         gone = [remove_version(root, version) for version in mapping]
         removed += [f"versions/{version}" for version, went in zip(mapping, gone, strict=True) if went]
@@ -97,7 +97,7 @@ def _record(root: Store) -> ForgottenRecord:
     return record
 
 
-def _pending(root: Store) -> Pending:
+def _pending(root: Store) -> PendingForgetting:
     pending = _record(root).pending
     assert pending is not None
     return pending
@@ -108,7 +108,7 @@ def skip_in_runs(root: Store, record: ForgottenRecord) -> ForgottenRecord:
     pending = record.pending
     if pending is None or not pending.runs:
         return record
-    runs = {path: skip(root, path, run, record.successors) for path, run in pending.runs.items()}
+    runs = {path: skip_forgotten(root, path, run, record.successors) for path, run in pending.runs.items()}
     return _change_pending(root, runs=runs)
 
 

@@ -20,7 +20,7 @@ from tasks.download.outlines import servers_of_whole
 from tasks.download.slices import MEAN_PART, MOST_FILES, SMALL_PART, slices_of
 from tasks.download.small import packs_of
 from tasks.finalize.facts import VersionFacts, facts_before, reasons_of, share_skipped
-from tasks.finalize.provenance import is_published, list_left_out
+from tasks.finalize.provenance import forgotten_digest, is_published
 from tasks.gates import Facts, FactValues, Finding, Subject, judge
 from tasks.models import FoundFile, Model, PinnedSource, Slice, SourceFile
 from tasks.output.forgotten import read_record_of
@@ -32,7 +32,7 @@ from tasks.shards.index import indexed_versions, without_tokens
 from tasks.shards.receipts import without_receipt
 from tasks.shards.recipe import Recipe
 from tasks.shards.sample import Sums, clock, free_space, lack_of_room, measure, room_for
-from tasks.shards.stored import tried
+from tasks.shards.stored import with_tried_engine
 from tasks.text.documents import Tally
 from tasks.tokenize.chat import chats_of
 from tasks.tokenize.engines import Tokenizer
@@ -120,8 +120,8 @@ def plan(config: BuildConfig) -> Plan:
     with fetching_to(config, reading_at(config, root), found) as workspace:
         looked = look_into(config, pinned, workspace, workers)
         slices = [part for parts in looked.slices for part in parts]
-        recipe = Recipe.of(config, tokenizer, chats, list_left_out(output.forgotten))
-        recipe = tried(recipe, config, workspace, tokenizer, slices)
+        recipe = Recipe.of(config, tokenizer, chats, forgotten_digest(output.forgotten))
+        recipe = with_tried_engine(recipe, config, workspace, tokenizer, slices)
         starting = clock() - begun - looked.seconds  # a build does all of this, too
         forecast = forecast_of(config, pinned, looked, recipe, tokenizer, workspace)
 

@@ -18,21 +18,21 @@ from flat_tokens.manifest import counts_of, manifest_digest, read_manifest
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import short
 from tasks.finalize.facts import Comparison, Difference
-from tasks.finalize.lineage import Lineage, told_of
+from tasks.finalize.lineage import Lineage, lineage_events
 from tasks.finalize.provenance import Provenance, VersionName, is_published, name_of, note_name
 from tasks.garbage import remove_abandoned_objects, remove_held_shards
-from tasks.gates import Finding, Gate, judge, summary_of, worst
+from tasks.gates import Finding, Gate, judge, strictest_action, summary_of
 from tasks.models import Model
 from tasks.output.changes import DocumentChanges
 from tasks.output.forgotten import ForgottenRecord, read_record_of
-from tasks.output.leases import Workspace, attempt, building, sweep_homes
+from tasks.output.leases import Workspace, attempt, build_lease, sweep_homes
 from tasks.output.paths import version_store
 from tasks.output.places import check_output, removed_if_empty, scratch_of
 from tasks.output.pointer import (
     Candidate,
     Decision,
     Pointer,
-    Refreshed,
+    RefreshRecord,
     is_dataset,
     publish,
     put_run,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Published(Model):
+class PublishResult(Model):
     """Result of publishing a version. ``was_published``: it was there before. ``seconds``: those each stage took.
     ``text_bytes_tokenized``: of what was made of text, less segments whose tokens were there. ``latest_before``: the version
     that ``latest`` named when the run began. ``held``: the version waits for a person, and ``latest`` has not moved.
@@ -93,7 +93,7 @@ class Published(Model):
         return f"version {self.version[:8]}{' was published already' if self.was_published else ''}{again}, {tokens} tokens"
 
 
-P = TypeVar("P", bound=Published)
+P = TypeVar("P", bound=PublishResult)
 
 
 @dataclass
@@ -146,7 +146,7 @@ class Publication:
     difference: Difference | None = None
     findings: tuple[Finding, ...] = ()
     held: Candidate | None = None
-    decided: Refreshed | None = None
+    decided: RefreshRecord | None = None
     _compared: bool = False
 
     def target(self, **settings: Any) -> Target | None:
@@ -199,7 +199,7 @@ class Publication:
         self.findings = tuple(judge(gates, *self.difference.facts(gates)))
         if self.output.anyway is not None and same is not None:
             self.findings = tuple(dict.fromkeys((*self.findings, *same.findings)))
-        match worst(self.findings):
+        match strictest_action(self.findings):
             case None:
                 return
             case "warn":
@@ -239,7 +239,7 @@ def opened(request: Request, anyway: str | None = None) -> Iterator[OpenOutput]:
     if anyway is not None and not anyway.strip():
         raise ValueError("--publish-anyway needs a reason, for whoever looks at the runs later")
     meter.reset()
-    with told_of(request) as lineage, removed_if_empty(Store.at(request.output)):
+    with lineage_events(request) as lineage, removed_if_empty(Store.at(request.output)):
         root = check_output(request)
         scratch = scratch_of(request, root)
         if read_record_of(root) is not None:
@@ -248,7 +248,7 @@ def opened(request: Request, anyway: str | None = None) -> Iterator[OpenOutput]:
             go_on_forgetting(root, scratch)
         pointer = read_pointer(root)
         remove_abandoned_objects(root)
-        with building(root, scratch):
+        with build_lease(root, scratch):
             # Nothing else clears up after a death after the commit, or one that fetched a file which is there now.
             sweep_homes(root, scratch)
             yield OpenOutput(request, root, scratch, pointer, read_record_of(root), anyway, lineage)

@@ -20,7 +20,7 @@ from tasks.garbage import Policy, remove_superfluous
 from tasks.models import Model
 from tasks.output.changes import Changes, DocumentChanges, changes_between
 from tasks.output.paths import version_store
-from tasks.output.pointer import Pointer, Refreshed, change, publish, read_history, read_pointer, remember
+from tasks.output.pointer import Pointer, RefreshRecord, change_pointer, publish, read_history, read_pointer, remember
 from tasks.output.versions import if_there, remember_origin
 
 logger = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ def confirm(asked: BuildConfig, found: Made, output: OpenOutput) -> None:
     root, version = output.root, found.named.version
     remember_origin(root, version, asked, found.text.pinned, found.text.files)
     publish(root, version, output.pointer.sequence)
-    change(root, lambda now: now.model_copy(update={"candidate": None}))
+    change_pointer(root, lambda now: now.model_copy(update={"candidate": None}))
     if output.lineage is not None:
         output.lineage.made(version, read_manifest(version_store(root, version)), is_published=True)
 
@@ -164,12 +164,12 @@ def changes_of(
     return changes
 
 
-def refreshed(built: BuildResult, changes: Changes, seconds: float) -> Refreshed:
+def refreshed(built: BuildResult, changes: Changes, seconds: float) -> RefreshRecord:
     """The line in the history for a refresh that ends now."""
     kinds = ("added", "removed", "changed", "moved")
     total = changes.documents.total.model_dump(include={*kinds}) if changes.documents else dict.fromkeys(kinds)
     of_splits = sum(one.documents for one in changes.documents.of_splits) if changes.documents else None
-    return Refreshed(
+    return RefreshRecord(
         at=datetime.now(UTC).replace(microsecond=0),
         version=built.version,
         **counts_of(built.totals),

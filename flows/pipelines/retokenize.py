@@ -23,7 +23,7 @@ from flows.pipelines.stages import Runner
 from flows.pipelines.text import Text, at_revisions, check_sources_apart, pin_sets, pin_sources
 from tasks.config import BuildConfig, TokenizerConfig
 from tasks.output.changes import digests_of, file_changes, sources_of
-from tasks.output.leases import sharing
+from tasks.output.leases import shared_scratch
 from tasks.output.paths import origin_key, version_store
 from tasks.output.places import check_output, scratch_of
 from tasks.output.pointer import read_pointer
@@ -97,7 +97,7 @@ def reruns(
         forget_like(Store.at(base.config.output), config.output, config.scratch)
         if base.version is not None:
             note_export(version_store(Store.at(base.config.output), base.version).url, FLAT_TOKENS, config.output)
-    with sharing(scratch_of(configs[0], Store.at(configs[0].output))), runner_of(base.config) as runner:
+    with shared_scratch(scratch_of(configs[0], Store.at(configs[0].output))), runner_of(base.config) as runner:
         text = read_text(base, configs[0], runner)
         yield configs, partial(rerun, text=text, runner=runner)
 

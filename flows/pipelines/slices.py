@@ -12,9 +12,9 @@ from flows.pipelines.stages import (
     SHARD_WRITE,
     SIGNATURES,
     TOKENIZE,
+    ItemUnderWay,
     Runner,
-    Started,
-    in_turn,
+    run_one_by_one,
     started_in_order,
 )
 from flows.pipelines.text import Made, Text, files_of, warn_of_separators
@@ -22,7 +22,7 @@ from tasks.assemble.assembler import Assembler
 from tasks.assemble.duplicates import DuplicateFilter, SignedDocuments
 from tasks.config import BuildConfig
 from tasks.download.cut import fetched_ahead, fetching_to
-from tasks.finalize.provenance import list_left_out
+from tasks.finalize.provenance import forgotten_digest
 from tasks.models import TokenShard
 from tasks.output.target import Target
 from tasks.parts.part import ShardPart
@@ -30,12 +30,12 @@ from tasks.parts.stored import may_stream
 from tasks.progress import meter
 from tasks.shards.recipe import Recipe, signature_of
 from tasks.shards.sample import warn_of_room
-from tasks.shards.stored import StoredSlices, looked_up
+from tasks.shards.stored import StoredSlices, look_up_slices
 from tasks.shards.stream import Sink
 
 
 def tokenize(
-    made: Made, target: Target, runner: Runner, output: OpenOutput, assembler: Assembler, under_way: deque[Started]
+    made: Made, target: Target, runner: Runner, output: OpenOutput, assembler: Assembler, under_way: deque[ItemUnderWay]
 ) -> StoredSlices:
     """Slices -> token shards -> parts, which the assembler gets in the slices' order while later slices are tokenized. Return
     which of them were there.
@@ -43,8 +43,8 @@ def tokenize(
     config, text, tokenizer, chats, *_ = made
     with fetching_to(config, target.workspace, files_of(text.pinned)) as workspace:
         warn_of_separators(config, text.files)
-        recipe = Recipe.of(config, tokenizer, chats, list_left_out(output.forgotten))
-        recipe, stored = looked_up(config, workspace, tokenizer, text.slices, recipe)
+        recipe = Recipe.of(config, tokenizer, chats, forgotten_digest(output.forgotten))
+        recipe, stored = look_up_slices(config, workspace, tokenizer, text.slices, recipe)
         if stored.unread:
             warn_of_room(config, workspace, text.slices, recipe, tokenizer)
         duplicates = DuplicateFilter(target) if config.documents.duplicates == "drop" else None
@@ -90,7 +90,7 @@ def without_duplicates(
         yield from parts
         return
     text_bytes = 0
-    for part in in_turn(runner, parts, DUPLICATES.given(duplicates)):
+    for part in run_one_by_one(runner, parts, DUPLICATES.given(duplicates)):
         text_bytes += part.shard.text_bytes
         yield part
     meter.begin("duplicates", text_bytes)
@@ -114,9 +114,9 @@ def with_near_duplicates(
     near = config.documents.near_duplicates
     signed = SignedDocuments(target, signature_of(near), near, together=config.splits_clusters)
     placed = parts if config.waits_for_clusters else map(assembler.place, parts)
-    waiting = list(in_turn(runner, placed, SIGNATURES.given(signed)))
+    waiting = list(run_one_by_one(runner, placed, SIGNATURES.given(signed)))
     meter.begin("near-duplicates", sum(part.shard.text_bytes for part in waiting))
-    yield from in_turn(runner, waiting, NEAR_DUPLICATES.given(signed))
+    yield from run_one_by_one(runner, waiting, NEAR_DUPLICATES.given(signed))
     output.seconds["near-duplicates"] = round(signed.seconds, 3)
 
 

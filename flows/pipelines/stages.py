@@ -23,7 +23,7 @@ from tasks.parts.part import Part, ShardPart
 from tasks.progress import Done, meter
 
 if TYPE_CHECKING:
-    from tasks.assemble.assembler import Assembled, Assembler, CountedPart
+    from tasks.assemble.assembler import AssembledArrays, Assembler, CountedPart
     from tasks.assemble.write import Span
     from tasks.config import BuildConfig
     from tasks.output.target import Target
@@ -99,12 +99,12 @@ Work = Callable[[Step, Any], Any]
 """Does the work of a step for an item."""
 
 
-def do(step: Step, item: Any) -> Any:
+def run_step(step: Step, item: Any) -> Any:
     """Do the work of a step for an item, in this thread."""
     return step.stage.function(item, *step.shared)
 
 
-def through(item: Any, steps: Sequence[Step], work: Work = do) -> Any:
+def run_steps(item: Any, steps: Sequence[Step], work: Work = run_step) -> Any:
     """Take an item through several steps, one after another. *work* does that of each."""
     return functools.reduce(lambda so_far, step: work(step, so_far), steps, item)
 
@@ -239,7 +239,7 @@ OF_A_BUILD = {stage.name: stage for stage in (DOWNLOAD, TOKENIZE, SHARD_WRITE, S
 """The stages that groups are of, by name."""
 
 
-class Started(Protocol):
+class ItemUnderWay(Protocol):
     """An item under way."""
 
     def result(self) -> Any:
@@ -267,7 +267,7 @@ class Runner(Protocol):
         """Items that are handed out at a time: enough for every worker, few enough that an error stops the rest."""
         ...
 
-    def start(self, item: Any, *steps: Step) -> Started:
+    def start(self, item: Any, *steps: Step) -> ItemUnderWay:
         """Begin to take an item through steps, in order on the same worker."""
         ...
 
@@ -281,20 +281,20 @@ class ThreadRunner:
 
     def __init__(self, workers: int, threads: int) -> None:
         self._workers, self._pool = workers, ThreadPoolExecutor(threads, "task")
-        self._work: Work = do
+        self._work: Work = run_step
 
     @property
     def workers(self) -> Literal["threads", "processes"]:
-        return "threads" if self._work is do else "processes"
+        return "threads" if self._work is run_step else "processes"
 
     def window(self, stage: Stage) -> int:
         return ITEMS_OF_A_WORKER * self._workers
 
     def start(self, item: Any, *steps: Step) -> Future[Any]:
-        return self._pool.submit(through, item, steps, self._work)
+        return self._pool.submit(run_steps, item, steps, self._work)
 
     def here(self, items: Sequence[Any], step: Step) -> list[Any]:
-        return [do(step, item) for item in items]
+        return [run_step(step, item) for item in items]
 
     def __enter__(self) -> Self:
         return self
@@ -307,11 +307,11 @@ def in_order(runner: Runner, items: Iterable[Any], *steps: Step) -> Iterator[Any
     """Take every item through the steps, a window at a time. Yield results in the items' order. Raise the first error, when the
     items that are under way have ended.
     """
-    with settled() as under_way:
+    with items_under_way() as under_way:
         yield from started_in_order(runner, under_way, items, *steps)
 
 
-def started_in_order(runner: Runner, under_way: deque[Started], items: Iterable[Any], *steps: Step) -> Iterator[Any]:
+def started_in_order(runner: Runner, under_way: deque[ItemUnderWay], items: Iterable[Any], *steps: Step) -> Iterator[Any]:
     """The same, for a caller that waits for the items *under_way* itself, in a block of ``settled``."""
     window = runner.window(steps[0].stage)
     for item in items:
@@ -325,7 +325,7 @@ def started_in_order(runner: Runner, under_way: deque[Started], items: Iterable[
         yield under_way.popleft().result()
 
 
-def in_turn(runner: Runner, items: Iterable[Any], step: Step) -> Generator[Any, None, None]:
+def run_one_by_one(runner: Runner, items: Iterable[Any], step: Step) -> Generator[Any, None, None]:
     """Take items through a step in which what becomes of one depends on those before it: in this thread, some at a time."""
     stage, pack = step.stage, list[Any]()
     for item in items:
@@ -338,11 +338,11 @@ def in_turn(runner: Runner, items: Iterable[Any], step: Step) -> Generator[Any, 
 
 
 @contextlib.contextmanager
-def settled() -> Iterator[deque[Started]]:
+def items_under_way() -> Iterator[deque[ItemUnderWay]]:
     """A block with items under way. After an error, wait for those that are left: they write to a staging directory that is about
     to be removed.
     """
-    items: deque[Started] = deque()
+    items: deque[ItemUnderWay] = deque()
     try:
         yield items
     except BaseException:
@@ -354,20 +354,20 @@ def settled() -> Iterator[deque[Started]]:
 
 
 @contextlib.contextmanager
-def assembling(runner: Runner, target: Target, files: Sequence[str] = ()) -> Iterator[tuple[Assembler, deque[Started]]]:
+def assembling(runner: Runner, target: Target, files: Sequence[str] = ()) -> Iterator[tuple[Assembler, deque[ItemUnderWay]]]:
     """A block with the assembler of a version, which hands its spans to the runner, and with the items that are under way to
     become parts. *files*: names of the sources' files, for errors.
     """
     from tasks.assemble.assembler import Assembler  # what has nothing to do does without
 
     # Items under way are waited for last: the assembler first ends the streams that they may wait for.
-    with settled() as under_way, Assembler(target, files) as assembler:
+    with items_under_way() as under_way, Assembler(target, files) as assembler:
         step = SPLIT.given(target, assembler)  # parts -> final objects
         assembler.write_with(lambda span: runner.start(span, step))
         yield assembler, under_way
 
 
-def assembled(runner: Runner, target: Target, parts: Sequence[Part]) -> Assembled:
+def assembled(runner: Runner, target: Target, parts: Sequence[Part]) -> AssembledArrays:
     """Assemble a version from *parts* that have their positions."""
     meter.begin("split", TOKEN_BYTES * sum(part.token_count for part in parts))
     with assembling(runner, target) as (assembler, _):

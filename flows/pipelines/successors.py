@@ -12,8 +12,8 @@ from flat_tokens.stores.store import Store
 from flows.pipelines.stages import COUNT, FINALIZE, ThreadRunner, assembled, in_order
 from tasks.config import available_cores
 from tasks.derive.choice import Selection, positioned
-from tasks.derive.inputs import cut, examine, splits_in, token_bytes_of
-from tasks.derive.provenance import Derived
+from tasks.derive.inputs import cut_inputs, examine, splits_in, token_bytes_of
+from tasks.derive.provenance import DerivedProvenance
 from tasks.derive.provenance import card as card_of_derived
 from tasks.derive.without import (
     OfVersion,
@@ -62,14 +62,17 @@ def make_successor(root: Store, scratch: Path, forgotten: Forgotten, of: OfVersi
             renamed, near = renamed_clusters(table_of(root, of.version), forgotten)
             target = target.model_copy(update={"clusters": "clusters"})
             workspace.write(target.clusters, renamed)
-        parts, selection = [*cut([one], None), *cut([left_out_by(one, target)], None)], Selection(forgotten=forgotten.sha256)
+        parts, selection = (
+            [*cut_inputs([one], None), *cut_inputs([left_out_by(one, target)], None)],
+            Selection(forgotten=forgotten.sha256),
+        )
         counted = list(zip(parts, in_order(runner, parts, COUNT.given(target, selection)), strict=True))
         written = assembled(runner, target, [part for split in target.every_split for part in positioned(counted, split)])
         draft = VersionDraft(
             made_of,
             written,
             partial(totals_without, former, lost_by_source(of, former, near)),
-            card_of_derived if isinstance(made_of, Derived) else card_of_build,
+            card_of_derived if isinstance(made_of, DerivedProvenance) else card_of_build,
             partial(token_bytes_of, made_of.tokenizer, [one]),
             successor_shards(target, index, forgotten, of),
         )

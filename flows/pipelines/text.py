@@ -14,7 +14,7 @@ from typing import NamedTuple
 from flat_tokens.stores.store import Store
 from flat_tokens.text.formats import FileFormat
 from flows.pipelines.publish import OpenOutput, timed
-from flows.pipelines.stages import DOWNLOAD, Runner, settled, started_in_order
+from flows.pipelines.stages import DOWNLOAD, Runner, items_under_way, started_in_order
 from tasks.config import BuildConfig, Source
 from tasks.download.cut import fetching_to
 from tasks.download.directories import check_one_format, table_in
@@ -23,7 +23,7 @@ from tasks.download.slices import slices_of
 from tasks.download.small import packs_of
 from tasks.download.sources import resolve_source
 from tasks.download.table import CutFile, known_files, remember_files
-from tasks.finalize.provenance import Provenance, VersionName, is_published, keeping, name_of, provenance
+from tasks.finalize.provenance import Provenance, VersionName, is_published, name_of, provenance, with_kept_version
 from tasks.models import FoundFile, PinnedSource, Slice, SourceFile
 from tasks.output.paths import SETS
 from tasks.output.places import check_apart, layout_of, reading_at
@@ -88,7 +88,7 @@ class Text:
         chats = chats_of(config.sources, config.tokenizer, tokenizer.revision)
         make = partial(provenance, pinned=self.pinned, files=self.files, tokenizer=tokenizer, chats=chats)
         layout = layout_of(config, output.root)
-        config, made_of = keeping(config, output.root, output.pointer.version, output.forgotten, layout, make)
+        config, made_of = with_kept_version(config, output.root, output.pointer.version, output.forgotten, layout, make)
         return Made(config, self, tokenizer, chats, made_of, name_of(output.root, output.forgotten, made_of, layout))
 
 
@@ -179,7 +179,7 @@ def download(
         left = (number for number, cut in enumerate(known) if cut is None)
         with (
             fetching_to(config, reading_at(config, root), found) as workspace,
-            settled() as under_way,
+            items_under_way() as under_way,
             remembering(config, root, cuts, begun) as remember,
         ):
             step = DOWNLOAD.given(config.sources, config.slice_bytes, workspace)  # files -> digests, where they are cut

@@ -26,7 +26,7 @@ from tasks.finalize.provenance import with_kept
 from tasks.locations import writable
 from tasks.models import Model, Split
 from tasks.output.forgotten import check_without_forgotten
-from tasks.output.leases import building
+from tasks.output.leases import build_lease
 from tasks.output.places import check_output, reading_at, scratch_of
 from tasks.output.pointer import read_pointer
 from tasks.progress import meter
@@ -34,8 +34,8 @@ from tasks.vocabularies.request import VocabularyRequest
 from tasks.vocabularies.training import (
     Merges,
     TextCounts,
-    Trained,
-    Training,
+    TrainedVocabulary,
+    TrainingFacts,
     check_plain,
     done_before,
     facts_of_run,
@@ -90,7 +90,7 @@ def train_on_sources(config: BuildConfig, request: VocabularyRequest, to: str, r
     seconds: dict[str, float] = {}
     meter.reset()
     root = check_output(config)
-    with building(root, scratch_of(config, root)):
+    with build_lease(root, scratch_of(config, root)):
         forgotten = read_forgotten(root)
         with timed("download", seconds):
             config, pinned = pin_sources(with_kept(pin_sets(config, root), root, read_pointer(root).version), root)
@@ -208,7 +208,7 @@ def _train(
             f"{plural(most, 'id')}, not for {request.vocab_sizes[-1]:,}. Train on more text, or set --vocab-size to "
             f"{most} at most"
         )
-    training = Training(
+    training = TrainingFacts(
         trained_on, {"documents": seen.documents, "text_bytes": seen.text_bytes}, f"tokenizers {version('tokenizers')}"
     )
     return _result(_write_all(places, merges, training, request), was_done=False, seconds=seconds)
@@ -222,12 +222,14 @@ def _places(to: str, trained_on: JsonFacts, request: VocabularyRequest) -> dict[
     return places
 
 
-def _write_all(places: Mapping[int, str], merges: Merges, training: Training, request: VocabularyRequest) -> list[Trained]:
+def _write_all(
+    places: Mapping[int, str], merges: Merges, training: TrainingFacts, request: VocabularyRequest
+) -> list[TrainedVocabulary]:
     learned = {wanted: merges.first(wanted - len(request.special_tokens)) for wanted in places}
     return [write(place, learned[wanted], training, request) for wanted, place in places.items()]
 
 
-def _result(written: Sequence[Trained], *, was_done: bool, seconds: dict[str, float]) -> VocabularyResult:
+def _result(written: Sequence[TrainedVocabulary], *, was_done: bool, seconds: dict[str, float]) -> VocabularyResult:
     meter.begin("done")
     made = [MadeVocabulary.model_validate(one, from_attributes=True) for one in written]
     return VocabularyResult(vocabularies=tuple(made), was_done=was_done, seconds=seconds, **written[0].training.read)

@@ -28,7 +28,7 @@ def runner_of(config: BuildConfig) -> AbstractContextManager[Runner]:
 
 
 @contextmanager
-def watched(config: BuildConfig) -> Iterator[Runner]:
+def watched_runner(config: BuildConfig) -> Iterator[Runner]:
     """Within a flow run: the runner of a build. People see its progress, and the page of the dataset at its end."""
     from flows.runners.receipts import results_from_receipts  # as above
     from flows.watch.page import watching

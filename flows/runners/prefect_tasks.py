@@ -18,7 +18,7 @@ from prefect.futures import PrefectConcurrentFuture
 from prefect.task_runners import ThreadPoolTaskRunner
 from prefect.utilities.annotations import opaque
 
-from flows.pipelines.stages import Stage, Started, Step, Work, do
+from flows.pipelines.stages import ItemUnderWay, Stage, Step, Work, run_step
 from flows.runners.processes import process_pool, threads_for
 from flows.runners.receipts import key_of_pack
 from tasks.config import available_cores
@@ -68,7 +68,7 @@ def task_of(stage: Stage) -> Task[..., Any]:
     return Task(work, name=stage.name, task_run_name=f"{stage.name} {{label}}{{ways}}", **settings)
 
 
-def told_to(items: Sequence[Any], steps: tuple[Step, ...], work_of: Work = do) -> dict[str, Any]:
+def task_parameters(items: Sequence[Any], steps: tuple[Step, ...], work_of: Work = run_step) -> dict[str, Any]:
     """The parameters of the task that takes items through steps."""
     stage, shared = steps[0].stage, steps[0].shared
     label = stage.label(items[0]) + (f" and {len(items) - 1} more" if len(items) > 1 else "")
@@ -117,19 +117,19 @@ class PrefectTasks:
         self._workers, self._threads = workers, threads_for(workers)
         self._at_once = self._threads + 1
         self._held = contextlib.ExitStack()
-        self._work: Work = do
+        self._work: Work = run_step
         self._runner: ThreadPoolTaskRunner[Any] = ThreadPoolTaskRunner(max_workers=self._threads)
         self._pack: Pack | None = None
         self._under_way: list[Future[Any]] = []
 
     @property
     def workers(self) -> Literal["threads", "processes", "machines"]:
-        return "threads" if self._work is do else "processes"
+        return "threads" if self._work is run_step else "processes"
 
     def window(self, stage: Stage) -> int:
         return self._at_once * (PACK_ITEMS if stage.pack_bytes else 1)
 
-    def start(self, item: Any, *steps: Step) -> Started:
+    def start(self, item: Any, *steps: Step) -> ItemUnderWay:
         if not steps[0].stage.pack_bytes:
             alone = Pack(steps, [item])
             alone.future = self._submit(alone)
@@ -171,11 +171,11 @@ class PrefectTasks:
         return pack.future
 
     def _submit(self, pack: Pack) -> PrefectConcurrentFuture[Any]:
-        return self._runner.submit(task_of(pack.steps[0].stage), told_to(pack.items, pack.steps, self._work))
+        return self._runner.submit(task_of(pack.steps[0].stage), task_parameters(pack.items, pack.steps, self._work))
 
     def here(self, items: Sequence[Any], step: Step) -> list[Any]:
         task: Any = task_of(step.stage)
-        done: list[Any] = task(**told_to(items, (step,)))
+        done: list[Any] = task(**task_parameters(items, (step,)))
         return done
 
     def __enter__(self) -> Self:

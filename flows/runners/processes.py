@@ -23,7 +23,7 @@ from typing import Any, Self
 import fsspec
 
 from flat_tokens.stores import signing
-from flows.pipelines.stages import OF_A_BUILD, Step, ThreadRunner, Work, do
+from flows.pipelines.stages import OF_A_BUILD, Step, ThreadRunner, Work, run_step
 from tasks.config import available_cores
 from tasks.progress import meter
 from tasks.tokenize import engines
@@ -63,7 +63,7 @@ class Processes:
         stage = step.stage
         is_for_others = OF_A_BUILD.get(stage.name) is stage and stage.pool is not None
         if not is_for_others or stage.size(item) < SMALL_BYTES or stage.is_here(item, *step.shared):
-            return do(step, item)
+            return run_step(step, item)
         try:
             return self._pool.submit(_work, step.stage.name, item, step.shared).result()
         except BrokenProcessPool as error:
@@ -102,7 +102,7 @@ def process_pool(workers: int) -> Iterator[Work]:
     """
     if workers <= WORKERS_OF_A_PROCESS:
         with tokenize_pool(workers):
-            yield do
+            yield run_step
         return
     with Processes(workers) as processes:
         yield processes.do

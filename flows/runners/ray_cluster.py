@@ -13,7 +13,7 @@ from prefect import task
 
 from flat_tokens.stores.store import Store
 from flows.credentials import credentials
-from flows.pipelines.stages import Stage, Started, Step, through
+from flows.pipelines.stages import ItemUnderWay, Stage, Step, run_steps
 from flows.runners.elsewhere import group_of, work_of
 from flows.runners.prefect_tasks import RETRIES, UNCACHED, PrefectTasks
 from tasks.config import BuildConfig
@@ -47,7 +47,7 @@ def work_there(label: str, group_json: str) -> Any:
         assert pool is not None  # or it would not be work for others
         with pool.around(items, *steps[0].shared):
             (item,) = items
-            return through(item, steps)
+            return run_steps(item, steps)
 
 
 class _There:
@@ -82,7 +82,7 @@ class RayTasks(PrefectTasks):
     def window(self, stage: Stage) -> int:
         return self._window if stage.pool else super().window(stage)
 
-    def start(self, item: Any, *steps: Step) -> Started:
+    def start(self, item: Any, *steps: Step) -> ItemUnderWay:
         stage = steps[0].stage
         if stage.pool is None:
             return super().start(item, *steps)

@@ -28,7 +28,7 @@ from prefect.states import Cancelling, Crashed
 
 from flat_tokens.stores.retry import Tries, retry
 from flat_tokens.stores.store import Store
-from flows.pipelines.stages import OF_A_BUILD, Pool, Stage, Started, Step
+from flows.pipelines.stages import OF_A_BUILD, ItemUnderWay, Pool, Stage, Step
 from flows.runners.elsewhere import group_of, result_from_json
 from flows.runners.prefect_tasks import PrefectTasks
 from flows.watch.outages import outages
@@ -121,7 +121,7 @@ class _Item:
         self._groups, self._queue, self.item = groups, queue, item
         self.run: _GroupRun | None = None
         self.number = 0
-        self.here: Started | None = None
+        self.here: ItemUnderWay | None = None
 
     def done(self) -> bool:
         return False  # no item waits there for another to be used
@@ -152,7 +152,7 @@ class Groups(PrefectTasks):
     def __init__(self, config: BuildConfig) -> None:
         super().__init__(config.workers)
         self._config, self._policy, self._root = config, config.groups, Store.at(config.output)
-        self._here: deque[Started] = deque()
+        self._here: deque[ItemUnderWay] = deque()
         self._queues = {
             stage.name: _Queue(stage.pool, stage.pool.group(config), stage.pool.threshold(config))
             for stage in OF_A_BUILD.values()
@@ -171,7 +171,7 @@ class Groups(PrefectTasks):
     def window(self, stage: Stage) -> int:
         return max(super().window(stage), self._policy.threshold, self._policy.slices * self._policy.at_once)
 
-    def start(self, item: Any, *steps: Step) -> Started:
+    def start(self, item: Any, *steps: Step) -> ItemUnderWay:
         queue = self._queues.get(steps[0].stage.name)
         if queue is None:
             return self._start_here(item, steps)
@@ -187,7 +187,7 @@ class Groups(PrefectTasks):
             self._hand_out(queue, queue.take(queue.size))
         return mine
 
-    def _start_here(self, item: Any, steps: tuple[Step, ...]) -> Started:
+    def _start_here(self, item: Any, steps: tuple[Step, ...]) -> ItemUnderWay:
         while len(self._here) >= super().window(steps[0].stage):
             with suppress(Exception):  # whoever started it asks for its result, too
                 self._here.popleft().result()

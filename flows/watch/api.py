@@ -46,12 +46,12 @@ def is_of_this_release(api: Api) -> bool:
     return bool(ask(api, "GET", "/admin/version") == importlib.metadata.version("prefect"))
 
 
-def begun(api: Api, flow: str, name: str, parameters: JsonObject, tags: list[str]) -> Run:
+def begin_run(api: Api, flow: str, name: str, parameters: JsonObject, tags: list[str]) -> Run:
     """Begin a run of a flow, as Prefect does when a flow is called."""
     flow_id = ask(api, "POST", "/flows/", {"name": flow})["id"]
     body = {"flow_id": flow_id, "name": name, "parameters": parameters, "tags": tags, "state": {"type": "RUNNING"}}
     made = ask(api, "POST", "/flow_runs/", body)
-    return Run(made["id"], made["name"], moment(made["start_time"]))
+    return Run(made["id"], made["name"], parse_time(made["start_time"]))
 
 
 def complete(api: Api, run_id: str, message: str) -> None:
@@ -59,12 +59,12 @@ def complete(api: Api, run_id: str, message: str) -> None:
     ask(api, "POST", f"/flow_runs/{run_id}/set_state", {"state": {"type": "COMPLETED", "message": message}})
 
 
-def leave(api: Api, run: Run, key: str, kind: str, data: str | float, description: str) -> str:
+def put_artifact(api: Api, run: Run, key: str, kind: str, data: str | float, description: str) -> str:
     """Leave an artifact of a run; its id."""
     body = {"key": key, "type": kind, "data": data, "description": description, "flow_run_id": run.id}
     return str(ask(api, "POST", "/artifacts/", body)["id"])
 
 
-def moment(text: str | None) -> datetime | None:
+def parse_time(text: str | None) -> datetime | None:
     """A time of the API's."""
     return datetime.fromisoformat(text) if text else None

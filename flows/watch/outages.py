@@ -34,7 +34,7 @@ LATE_SECONDS = 15.0
 """Seconds after an outage during which parts of Prefect notice that there was one."""
 
 
-def gone(url: str) -> str | None:
+def why_unreachable(url: str) -> str | None:
     """The reason why an API does not answer at a URL; None if it answers, or if that is unknown."""
     import urllib.error  # only a server needs them
     import urllib.request
@@ -77,7 +77,7 @@ class Outages(logging.Filter):
         with self._lock:
             if self._is_gone or time.monotonic() < self._back + LATE_SECONDS:
                 return True
-            why = gone(self._url)
+            why = why_unreachable(self._url)
             if why is not None:
                 self._is_gone = self._was_gone = True
                 _tell("The Prefect server at %s does not answer (%s). What can, goes on without it", self._url, why)
@@ -91,7 +91,7 @@ class Outages(logging.Filter):
 
     def _wait(self) -> None:
         since = time.monotonic()
-        while gone(self._url) is not None:
+        while why_unreachable(self._url) is not None:
             time.sleep(ASK_SECONDS)
         self._is_gone, self._back = False, time.monotonic()
         _tell("The Prefect server at %s answers again, after %s", self._url, duration(self._back - since))

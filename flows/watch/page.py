@@ -25,15 +25,15 @@ from flat_tokens.manifest import VERSIONS
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import duration, one_line, plural, short, size
 from flat_tokens.tools.terminal import markdown as as_markdown
-from flows.pipelines.publish import Published
+from flows.pipelines.publish import PublishResult
 from flows.watch import api
-from flows.watch.api import Api, ask, moment
+from flows.watch.api import Api, ask, parse_time
 from flows.watch.pictures import Bar, bars, code, link, page, table
-from flows.watch.words import AWAITING_APPROVAL, UI, UNCHANGED, slug, tolerated
+from flows.watch.words import AWAITING_APPROVAL, UI, UNCHANGED, logging_errors, slug
 from tasks.finalize.facts import Comparison
-from tasks.gates import changed, summary_of
+from tasks.gates import change_for_people, summary_of
 from tasks.locations import local_path
-from tasks.output.pointer import Candidate, Refreshed, read_history, read_pointer
+from tasks.output.pointer import Candidate, RefreshRecord, read_history, read_pointer
 from tasks.output.versions import Status, Version, status_of
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _of_flow_run(name: str, output: str, tags: Sequence[str], error: Exception |
 
     from flows.watch.progress import flow_run
 
-    with tolerated("page of the dataset"), get_client(sync_client=True) as client:
+    with logging_errors("page of the dataset"), get_client(sync_client=True) as client:
         run = flow_run()
         this = api.Run(str(run.id), run.name, run.start_time)
         bring_up_to_date(client, this, name, output, tags, error, is_unchanged=is_unchanged)
@@ -135,13 +135,13 @@ def bring_up_to_date(
             break
         if one.path != run.path:
             (idle if is_idle else runs).append(one)
-    history: tuple[Refreshed, ...] = ()
-    with tolerated("history of refreshes"):
+    history: tuple[RefreshRecord, ...] = ()
+    with logging_errors("history of refreshes"):
         history = read_history(Store.at(output))
     deployment, headline = _deployment(client, f"refresh-dataset/{quote(name, safe='')}"), _headline(found, run)
     schedule = _schedule(client, deployment) if deployment and deployment["schedules"] else None
     text = dataset_page(name, found, runs, schedule, idle, history, has_report=_has_report(found))
-    made = api.leave(client, this, page_key(name), "markdown", text, headline)
+    made = api.put_artifact(client, this, page_key(name), "markdown", text, headline)
     if deployment:
         about, _, _ = (deployment["description"] or "").partition("\n\n")
         link = f"[Page of the dataset]({UI}/artifacts/artifact/{made})"  # below its key, its editions are listed by their ids
@@ -157,7 +157,7 @@ def suspend(flow: object, flow_run: FlowRun, state: State[Any]) -> None:
     from prefect import get_client  # as above
 
     if state.name == AWAITING_APPROVAL:
-        with tolerated("state"), get_client(sync_client=True) as client:
+        with logging_errors("state"), get_client(sync_client=True) as client:
             output = flow_run.parameters.get("config", {}).get("output")
             tags = [tag for tag in client.read_flow_run(flow_run.id).tags if tag.startswith("dataset:")]
             _settle(client, output, tags, f"{flow_run.name} waits for the same")
@@ -188,7 +188,7 @@ def dataset_page(
     runs: Sequence[ListedRun],
     schedule: RefreshSchedule | None,
     idle: Sequence[ListedRun] = (),
-    history: Sequence[Refreshed] = (),
+    history: Sequence[RefreshRecord] = (),
     *,
     has_report: bool = False,
 ) -> str:
@@ -249,7 +249,7 @@ def _report(output: str, *, is_there: bool) -> str:
     return f"A report with plots (lengths, sources, vocabulary) is written by {command}"
 
 
-def tokens_by_version(found: Status, history: Sequence[Refreshed]) -> str:
+def tokens_by_version(found: Status, history: Sequence[RefreshRecord]) -> str:
     """A picture of the tokens of the newest versions, each with the documents that its refresh added and removed."""
     changes = {one.version: one for one in history}
     rows = []
@@ -339,7 +339,7 @@ def _ended(client: Api, tags: Sequence[str]) -> Iterator[tuple[ListedRun, bool]]
         body = {"flow_runs": some, "sort": "START_TIME_DESC", "limit": ASKED, "offset": offset}
         found = ask(client, "POST", "/flow_runs/filter", body)
         for run in found:
-            state, began = run["state"], moment(run["start_time"])
+            state, began = run["state"], parse_time(run["start_time"])
             if "group" not in run["parameters"] and state is not None and began is not None:
                 says = PREFECTS_WORDS.sub("", state["message"] or "")
                 listed = ListedRun(run["name"], _path(run["id"]), began, run["total_run_time"], state["type"], says)
@@ -364,7 +364,7 @@ def _schedule(client: Api, deployment: JsonObject) -> RefreshSchedule:
     schedules = deployment["schedules"]
     is_paused = deployment["paused"] or not any(one["active"] for one in schedules)
     when = " and ".join(_when(one["schedule"]) for one in schedules)
-    at = moment(runs[0]["expected_start_time"]) if runs else None
+    at = parse_time(runs[0]["expected_start_time"]) if runs else None
     return RefreshSchedule(f"{UI}/deployments/deployment/{deployment['id']}", at, is_paused, when)
 
 
@@ -387,7 +387,7 @@ ROWS_DRAWN = 8
 """Sources, and reasons, in a picture."""
 
 
-def show_held(name: str, output: str, result: Published) -> None:
+def show_held(name: str, output: str, result: PublishResult) -> None:
     """Within a flow run: leave the page of the version that its result says is held, and tell the automations."""
     from prefect import get_client  # here: what is below is used without Prefect, too
     from prefect.artifacts import create_markdown_artifact
@@ -397,12 +397,12 @@ def show_held(name: str, output: str, result: Published) -> None:
 
     if result.held is None or result.comparison is None:
         return
-    with tolerated("page of the version that is held"):
+    with logging_errors("page of the version that is held"):
         with get_client(sync_client=True) as client:
             forms = forms_of(client, output, result.held)
         text = held_page(name, output, result.held, result.comparison, forms)
         create_markdown_artifact(key=held_key(name), markdown=text, description=as_markdown(result.headline))
-    with tolerated("notification"):
+    with logging_errors("notification"):
         says = {"version": result.version, "headline": result.headline, "page": f"artifacts/key/{held_key(name)}"}
         emit_event(HELD_EVENT, **of_run(), payload=says)
 
@@ -461,7 +461,7 @@ def _amount(what: str, value: int | None) -> str:
 def _change(before: int | None, now: int | None) -> str:
     if before is None or now is None:
         return "new" if now is not None else "gone"
-    return changed(now, before) if now != before else "same"
+    return change_for_people(now, before) if now != before else "same"
 
 
 def _of_sources(compared: Comparison, what: str) -> list[tuple[str, int, int]]:

@@ -23,11 +23,11 @@ from prefect.events import emit_event
 from prefect.logging.handlers import APILogHandler
 from prefect.states import Completed
 
-from flat_tokens.checker import Checked
+from flat_tokens.checker import CheckProgress
 from flat_tokens.manifest import read_manifest
 from flat_tokens.reader import resolve
 from flat_tokens.stores.store import Store
-from flows.pipelines.publish import Published
+from flows.pipelines.publish import PublishResult
 from flows.watch.failures import report_in_one_line
 from flows.watch.outages import outages
 from flows.watch.pictures import lines
@@ -37,10 +37,10 @@ from flows.watch.words import (
     WITHOUT_PROGRESS,
     all_done,
     describe,
-    not_shown,
+    log_not_shown,
+    logging_errors,
     percent,
     slug,
-    tolerated,
 )
 from tasks.progress import Done, Progress, meter, repeating
 
@@ -63,17 +63,17 @@ def showing_progress(name: str, tags: Iterable[str]) -> Iterator[None]:
     run = flow_run()
     meter.reset()
     _add_tags(tags)
-    with logged(), alive(), _progress(run.id, name):
+    with logging_to_server(), run_heartbeats(), _progress(run.id, name):
         yield
 
 
 def _add_tags(tags: Iterable[str]) -> None:
-    with tolerated("tags"), get_client(sync_client=True) as client:
+    with logging_errors("tags"), get_client(sync_client=True) as client:
         run = client.read_flow_run(flow_run().id)  # what the context has of its tags is as old as the run
         client.update_flow_run(run.id, tags=sorted({*run.tags, *tags}))
 
 
-def ended(result: R, headline: str, *, is_unchanged: bool = False, name: str = "Completed") -> R:
+def ended_run(result: R, headline: str, *, is_unchanged: bool = False, name: str = "Completed") -> R:
     """The value that a flow returns: its run ends with *headline* as its state's message, and its caller gets the result.
     *is_unchanged*: nothing was published; the run is tagged so.
     """
@@ -82,20 +82,20 @@ def ended(result: R, headline: str, *, is_unchanged: bool = False, name: str = "
     return cast("R", Completed(name=name, message=headline, data=result))
 
 
-def state_of(results: Iterable[Published]) -> str:
+def state_of(results: Iterable[PublishResult]) -> str:
     """The name of the state in which a flow of publications ends."""
     return AWAITING_APPROVAL if any(one.held is not None for one in results) else "Completed"
 
 
 def dataset_name(path_or_url: str) -> str:
     """Name of the dataset at a path: from its manifest, else from the path. Errors surface when it is read."""
-    waits_are_told = logged() if FlowRunContext.get() else nullcontext()
+    waits_are_told = logging_to_server() if FlowRunContext.get() else nullcontext()
     with suppress(Exception), waits_are_told:  # stores have errors of their own
         return str(read_manifest(resolve(Store.at(path_or_url)))["provenance"]["name"])
     return PurePath(path_or_url.rstrip("/")).name or "dataset"
 
 
-def counted(stage: str) -> Callable[[Checked], None]:
+def counted_stage(stage: str) -> Callable[[CheckProgress], None]:
     """Begin a stage. Return a function that reports to the meter how far it is."""
     meter.begin(stage)
     return lambda now: meter.put(stage, now.of, Done(now.byte_count, faults=now.faults))
@@ -117,7 +117,7 @@ def of_run() -> dict[str, Any]:
 
 
 @contextmanager
-def logged() -> Iterator[None]:
+def logging_to_server() -> Iterator[None]:
     """Send our log lines to the server, too, each once: those of tasks as theirs, those of other threads as the run's. Of an
     outage of the server there is one line.
     """
@@ -146,7 +146,7 @@ def logged() -> Iterator[None]:
 
 
 @contextmanager
-def alive() -> Iterator[None]:
+def run_heartbeats() -> Iterator[None]:
     """Tell the automations every half minute that the run is alive, and at the end of the block that no heartbeat need follow.
     Prefect's own heartbeats keep a run from ending for up to a second. Its own event of a run's end may come too late for them:
     after its start, and that up to 15 minutes late, if a schedule made the run (no event reports that).
@@ -165,7 +165,7 @@ def alive() -> Iterator[None]:
 @contextmanager
 def _progress(flow_run_id: UUID, name: str) -> Iterator[None]:
     """Show each stage as a progress artifact, brought up to date every few seconds from a thread of its own."""
-    shown, silent = _Shown(flow_run_id, name), False
+    shown, silent = _ProgressArtifacts(flow_run_id, name), False
 
     def follow() -> None:
         nonlocal silent
@@ -176,7 +176,7 @@ def _progress(flow_run_id: UUID, name: str) -> Iterator[None]:
             silent = False
         except Exception as error:  # noqa: BLE001  as above
             if not silent:
-                not_shown("progress", error)
+                log_not_shown("progress", error)
             silent = True
 
     with shown:
@@ -184,14 +184,14 @@ def _progress(flow_run_id: UUID, name: str) -> Iterator[None]:
             with repeating(UPDATE_SECONDS, follow, "progress", patience=10 * UPDATE_SECONDS):
                 yield
         except BaseException as error:  # a cancellation is a signal, which is no Exception
-            with tolerated("progress"):
+            with logging_errors("progress"):
                 shown.update("Failed" if isinstance(error, Exception) else "Stopped")
             raise
-        with tolerated("progress"):
+        with logging_errors("progress"):
             shown.finish()
 
 
-class _Shown:
+class _ProgressArtifacts:
     """The progress artifacts of a run: one for each stage of which something is known, however short it was."""
 
     def __init__(self, flow_run_id: UUID, name: str) -> None:

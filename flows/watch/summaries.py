@@ -18,7 +18,7 @@ from flat_tokens.checker import faults_found
 from flat_tokens.manifest import POINTER, counts_of, read_manifest, splits_of
 from flat_tokens.reader import resolve
 from flat_tokens.stores.store import Store, StoredObject, stored_object
-from flat_tokens.tools.export import Exported, ExportRequest
+from flat_tokens.tools.export import ExportRequest, ExportResult
 from flat_tokens.tools.inspect import set_reports
 from flat_tokens.tools.terminal import duration, percent, plural, size, speed
 from flat_tokens.tools.terminal import markdown as as_markdown
@@ -26,14 +26,14 @@ from flat_tokens.tools.terminal import short as short_count
 from flows.pipelines.build import BuildResult
 from flows.pipelines.derive import DerivedResult
 from flows.pipelines.exchange import ImportResult
-from flows.pipelines.publish import Published
+from flows.pipelines.publish import PublishResult
 from flows.pipelines.to_hub import HubResult
 from flows.pipelines.train_tokenizer import VocabularyResult
 from flows.watch import api
 from flows.watch.api import Api
 from flows.watch.page import DRAWN, bring_up_to_date, link_to_page, show_held
 from flows.watch.pictures import Bar, bars, code, link, page, table
-from flows.watch.words import TAG, UNCHANGED, WITHOUT_PROGRESS, all_done, short, slug, tags_of, tolerated
+from flows.watch.words import TAG, UNCHANGED, WITHOUT_PROGRESS, all_done, logging_errors, short, slug, tags_of
 from tasks.config import BuildConfig, Source
 from tasks.derive.request import DeriveRequest, ImportRequest
 from tasks.finalize.facts import near_duplicates, reasons_of, share_near
@@ -54,12 +54,12 @@ def leave(name: str, markdown: str, description: str) -> None:
 def show(config: BuildConfig, result: BuildResult, name: str | None = None) -> None:
     """Leave a summary of a build under *name*, else its own, and the dataset as an asset that was made of its sources."""
     tokenizer, name = short(config.tokenizer.name), name or config.name
-    with tolerated("summary"):
+    with logging_errors("summary"):
         leave(f"{name}-summary", summary(config, result, name), counted(result))
     show_held(name, Store.at(config.output).url, result)
     if result.held is not None:
         return
-    with tolerated("asset"):
+    with logging_errors("asset"):
         made_of = {origin(source): source.name for source in config.sources}
         description = f"Tokens of {', '.join(made_of.values())} by {tokenizer}"
         record_asset(Store.at(config.output).url, config.name, description, made_of, {**_facts(result), "tokenizer": tokenizer})
@@ -69,7 +69,7 @@ def show_derived(request: DeriveRequest, result: DerivedResult) -> None:
     """Leave a summary of a derived dataset, and it as an asset that was made of its inputs."""
     from flows.watch.progress import dataset_name
 
-    with tolerated("summary"):
+    with logging_errors("summary"):
         made_of = read_manifest(Store.at(result.path))["provenance"]
         name, inputs = made_of["name"], {path: dataset_name(path) for path in request.inputs}
         leave(f"{name}-{result.operation}-summary", derived(made_of, result), counted(result))
@@ -80,7 +80,7 @@ def show_derived(request: DeriveRequest, result: DerivedResult) -> None:
 
 def show_import(request: ImportRequest, result: ImportResult) -> None:
     """Leave a summary of an import, and the dataset as an asset that was made of the files."""
-    with tolerated("summary"):
+    with logging_errors("summary"):
         made_of = read_manifest(Store.at(result.path))["provenance"]
         name, files = made_of["name"], {Store.at(request.path).url: made_of["name"]}
         leave(f"{name}-import-summary", imported(request, made_of, result), counted(result))
@@ -88,11 +88,11 @@ def show_import(request: ImportRequest, result: ImportResult) -> None:
         record_asset(Store.at(request.output).url, name, description, files, {**_facts(result), "format": result.format})
 
 
-def show_export(name: str, request: ExportRequest, result: Exported) -> None:
+def show_export(name: str, request: ExportRequest, result: ExportResult) -> None:
     """Leave a summary of the export of a dataset of that name, and the files as an asset that was made of it."""
-    with tolerated("summary"):
+    with logging_errors("summary"):
         leave(f"{name}-export-summary", exported(name, request, result), f"{_amount(result.objects)}: {result.path}")
-    with tolerated("asset"):
+    with logging_errors("asset"):
         facts = {"path": result.path, "format": result.format, "files": len(result.objects), "bytes": result.byte_count}
         made_of = {output_of(request.location): name}
         record_asset(result.path, f"{name} as {result.format}", f"{result.format} files of {name}", made_of, facts)
@@ -123,7 +123,7 @@ def show_vocabularies(name: str, result: VocabularyResult) -> None:
 
 def show_check(name: str, level: str, found: Verification | DamagedError, how_far: Progress) -> None:
     """Leave a summary of a check of a dataset of that name."""
-    with tolerated("summary"):
+    with logging_errors("summary"):
         result = "right" if isinstance(found, Verification) else f"damaged, {faults_found(len(found.faults))}"
         leave(f"{name}-verify-summary", checked(name, level, found, how_far), f"{result} ({level}): {found.path}")
 
@@ -298,7 +298,7 @@ def imported(request: ImportRequest, made_of: JsonObject, result: ImportResult) 
     )
 
 
-def exported(name: str, request: ExportRequest, result: Exported) -> str:
+def exported(name: str, request: ExportRequest, result: ExportResult) -> str:
     """An export in Markdown: its input and its files."""
     reused = f"{result.reused:,} of {plural(result.parts, 'part')} had been written by an earlier run."
     splits = ((split, tokens.seq_count, tokens.token_count) for split, tokens in request.source().items())
@@ -333,7 +333,7 @@ BESIDE = "Its card and manifest are there: `README.md`, `manifest.json`."
 DEPTHS = {"quick": "by names, sizes and metadata", "full": "byte by byte and token by token"}
 
 
-def _published(result: Published) -> str:
+def _published(result: PublishResult) -> str:
     was = f" (it was `{result.moved_from}`)" if result.moved_from else ""
     before = f"was there already, and is the latest now{was}, number {result.sequence}"
     state = f"published, number {result.sequence}" if result.held is None else "waits for a person"
@@ -397,13 +397,13 @@ def _plain(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def counted(result: Published) -> str:
+def counted(result: PublishResult) -> str:
     """The counts of a version and its place, in a line."""
     counts = counts_of(result.totals)
     return f"{plural(counts['documents'], 'document')}, {plural(counts['tokens'], 'token')}: {result.path}"
 
 
-def _facts(result: Published) -> JsonObject:
+def _facts(result: PublishResult) -> JsonObject:
     return {
         **result.model_dump(include={"version", "path", "layout"}),
         **counts_of(result.totals),
@@ -427,20 +427,20 @@ def record(client: Api, config: BuildConfig, result: BuildResult) -> bool:
     """Record a build as a run that has ended well. False, and nothing is recorded, if the server refuses the run."""
     tags, parameters = tags_of(config), {"config": config.model_dump(mode="json"), "publish_anyway": None}
     try:
-        run = api.begun(
+        run = api.begin_run(
             client, FLOW, RUN.format(config=config), parameters, sorted([TAG, *tags, *([] if result.is_new else [UNCHANGED])])
         )
     except httpx.HTTPError:
         return False
-    with tolerated("progress"):
+    with logging_errors("progress"):
         for one in meter.stages():
             if one.stage not in WITHOUT_PROGRESS and one.total:
-                api.leave(client, run, slug(f"{config.name}-{one.stage}"), "progress", 100.0, f"Done: {all_done(one)}")
-    with tolerated("page of the dataset"):
+                api.put_artifact(client, run, slug(f"{config.name}-{one.stage}"), "progress", 100.0, f"Done: {all_done(one)}")
+    with logging_errors("page of the dataset"):
         bring_up_to_date(client, run, config.name, config.output, tags, is_unchanged=not result.is_new)
-    with tolerated("summary"):
+    with logging_errors("summary"):
         text, description = summary(config, result, config.name), as_markdown(counted(result))
-        api.leave(client, run, slug(f"{config.name}-summary"), "markdown", text, description)
-    with tolerated("end"):
+        api.put_artifact(client, run, slug(f"{config.name}-summary"), "markdown", text, description)
+    with logging_errors("end"):
         api.complete(client, run.id, result.headline)
     return True

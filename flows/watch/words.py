@@ -35,15 +35,15 @@ def tags_of(config: BuildConfig) -> list[str]:
 
 
 @contextlib.contextmanager
-def tolerated(what: str) -> Iterator[None]:
+def logging_errors(what: str) -> Iterator[None]:
     """Log errors of the block instead of raising them: it only shows something."""
     try:
         yield
     except Exception as error:  # noqa: BLE001  the client, the network and the server have errors of their own
-        not_shown(what, error)
+        log_not_shown(what, error)
 
 
-def not_shown(what: str, error: Exception) -> None:
+def log_not_shown(what: str, error: Exception) -> None:
     """Log that something could not be shown, unless the server is away: that is reported as such."""
     if not outages().is_on():
         logger.warning("The %s could not be shown: %s", what, error)

@@ -24,7 +24,7 @@ from flat_tokens.columns import in_manifest
 from flat_tokens.stores.local import remove_empty
 from flat_tokens.stores.store import BLAKE3
 from tasks.assemble.duplicates import DuplicateFilter, SliceFilter
-from tasks.assemble.write import Span, SpanInProgress, SpanLayout, SpanWriter, SplitCounts, Written, count_part
+from tasks.assemble.write import Span, SpanInProgress, SpanLayout, SpanWriter, SplitCounts, WrittenSpan, count_part
 from tasks.models import ALL_SPLITS, LEFT_OUT, Split, TokenRange, UnfinishedLocation
 from tasks.output.paths import UNFINISHED
 from tasks.output.target import Target
@@ -32,13 +32,13 @@ from tasks.parts.documents import runs_of_parts
 from tasks.parts.part import Part, ShardPart
 from tasks.parts.stored import Tail, followed_by, last_of
 from tasks.rows import REASON, JoinedKinds, drawn_by
-from tasks.shards.stream import TASK, BrokenStreamError, Streamed
+from tasks.shards.stream import TASK, BrokenStreamError, StreamedTokens
 
 
-class Writing(Protocol):
+class OpenSpan(Protocol):
     """A span in progress."""
 
-    def result(self) -> Written: ...
+    def result(self) -> WrittenSpan: ...
 
     def cancel(self) -> bool: ...
 
@@ -47,11 +47,11 @@ CountedPart = tuple[Part, SplitCounts]
 T = TypeVar("T", bound=Part)
 
 
-class Assembled(NamedTuple):
+class AssembledArrays(NamedTuple):
     """The spans of a version's arrays, what was written of each, its parts with their counts, the kinds of its columns."""
 
     spans: list[Span]
-    written: list[Written]
+    written: list[WrittenSpan]
     parts: list[CountedPart]
     columns: dict[str, str]
 
@@ -61,17 +61,17 @@ class Assembler:
 
     def __init__(self, target: Target, files: Sequence[str] = ()) -> None:
         self._target = target
-        self._write: Callable[[Span], Writing] | None = None
+        self._write: Callable[[Span], OpenSpan] | None = None
         self._kinds, self._files = JoinedKinds(target.columns), files
         self._layout = SpanLayout(target)
         self._spans: list[Span] = []
-        self._writing: list[Writing] = []
+        self._writing: list[OpenSpan] = []
         self._parts: list[CountedPart] = []
         self._counts: list[SplitCounts] = []  # of parts whose tokens have been taken
         self._writers: dict[Split, SpanWriter] = {}
         self._sink: VersionSink | None = None
 
-    def write_with(self, write: Callable[[Span], Writing]) -> None:
+    def write_with(self, write: Callable[[Span], OpenSpan]) -> None:
         """Have the spans written by *write*, which starts the writing of one on a worker."""
         self._write = write
 
@@ -123,9 +123,9 @@ class Assembler:
             self._hand_out(span)
         return self._parts
 
-    def finish(self) -> Assembled:
+    def finish(self) -> AssembledArrays:
         """Wait until all spans are written."""
-        return Assembled(self._spans, [one.result() for one in self._writing], self._parts, self.columns)
+        return AssembledArrays(self._spans, [one.result() for one in self._writing], self._parts, self.columns)
 
     @property
     def columns(self) -> dict[str, str]:
@@ -142,7 +142,7 @@ class Assembler:
         writer = self._writers.get(span.split)
         return span.of_tokens and writer is not None and writer.has_begun(span)
 
-    def take(self, span: Span) -> Written | None:
+    def take(self, span: Span) -> WrittenSpan | None:
         """The objects of a span of tokens that was written while its parts arrived. None if it has to be written."""
         writer = self._writers.get(span.split)
         return None if writer is None else writer.take(span)
@@ -356,7 +356,7 @@ class VersionStream:
                 sink.append(dict(zip(arrays, items, strict=True)), 2 * batch.max_token_id + 1)
         return numbers
 
-    def end(self) -> Streamed:
+    def end(self) -> StreamedTokens:
         """Wait until all tokens but the tails would survive the end of this process. Return where they are."""
         marks = [mark for sink in self._sinks.values() for mark in sink.begin_to_settle()]
         self.is_passed_on = True
@@ -373,4 +373,4 @@ class VersionStream:
         target = self._target
         where = {"version": target.name, "attempt": target.workspace.attempt, "layout": target.layout}
         self.location = UnfinishedLocation.model_validate({**where, **ranges})
-        return Streamed(self.location, tuple(sink.tail for sink in self._sinks.values()))
+        return StreamedTokens(self.location, tuple(sink.tail for sink in self._sinks.values()))

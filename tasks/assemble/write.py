@@ -29,7 +29,7 @@ from tasks.models import ALL_SPLITS, LEFT_OUT, Model, Split
 from tasks.output.paths import DOCUMENTS, TEXTS, beside_key, unfinished_key
 from tasks.output.target import Target
 from tasks.parts.documents import Documents
-from tasks.parts.input import taken
+from tasks.parts.input import documents_taken
 from tasks.parts.opening import open_part
 from tasks.parts.part import InputPart, Part, Position, ShardPart
 from tasks.parts.stored import document_spec
@@ -44,7 +44,7 @@ SplitCounts = Mapping[Split, IntPair]
 def chosen(part: Part, documents: Documents, split: Split, target: Target) -> Bools:
     """Which documents of a part go to a split: bool[n]."""
     if isinstance(part, InputPart):
-        return taken(part, target)
+        return documents_taken(part, target)
     if not isinstance(part, ShardPart):
         return np.ones(len(documents), bool)
     numbers = target.rule.numbers(documents.fact(SPLIT_KEY), part.all_in)
@@ -194,7 +194,7 @@ class TokenItems(NamedTuple):
 Marks = list[Future[None]]
 
 
-class Written(NamedTuple):
+class WrittenSpan(NamedTuple):
     """The objects of a written span, its largest token id, and its objects next to the version."""
 
     objects: tuple[StoredObject, ...]
@@ -204,7 +204,7 @@ class Written(NamedTuple):
     @classmethod
     def of(
         cls, split: Split, objects: tuple[StoredObject, ...], max_token_id: int = 0, beside: tuple[StoredObject, ...] = ()
-    ) -> Written:
+    ) -> WrittenSpan:
         """The *objects* of a split, and others that are next to the version."""
         return cls((), max_token_id, (*objects, *beside)) if split == LEFT_OUT else cls(objects, max_token_id, beside)
 
@@ -212,12 +212,12 @@ class Written(NamedTuple):
 class SpansAhead(Protocol):
     """Spans of tokens that are written while parts arrive."""
 
-    def take(self, span: Span) -> Written | None:
+    def take(self, span: Span) -> WrittenSpan | None:
         """The objects of a span whose parts have all arrived. None if it has to be written."""
         ...
 
 
-def names_below_output(written: Written, target: Target, *_: Any) -> list[str]:
+def names_below_output(written: WrittenSpan, target: Target, *_: Any) -> list[str]:
     """Names below the output of the objects of a written span."""
     beside = beside_key(target.name)
     return [*(target.key(stored.key) for stored in written.objects), *(f"{beside}/{stored.key}" for stored in written.beside)]
@@ -227,7 +227,7 @@ HereOnly = Annotated[SpansAhead | None, PlainValidator(lambda _: None), PlainSer
 """Known to this process alone: in JSON, and in any other process, it is nothing."""
 
 
-def write_span(span: Span, target: Target, ahead: HereOnly = None) -> Written:
+def write_span(span: Span, target: Target, ahead: HereOnly = None) -> WrittenSpan:
     """Write a span's objects, each once and whole, unless *ahead* has written them."""
     if not span.of_tokens:
         return _write_documents(span, target)
@@ -244,7 +244,7 @@ def write_tokens(
     items: Iterable[TokenItems | Marks],
     target: Target,
     unfinished: Callable[[str, int], Path | None] = lambda name, number: None,
-) -> tuple[Written, int]:
+) -> tuple[WrittenSpan, int]:
     """Write the objects of all token arrays from the span's start on. Return how many tokens there were, too. *items*: of one
     array or of several at a time.
 
@@ -278,10 +278,10 @@ def write_tokens(
     if len(set(lengths.values())) > 1:
         raise AssertionError(f"{span.label}: arrays of {lengths} items were written")
     objects = tuple(stored for writer in writers.values() for stored in writer.objects)
-    return Written.of(span.split, objects, largest >> 1), lengths[TOKENS]
+    return WrittenSpan.of(span.split, objects, largest >> 1), lengths[TOKENS]
 
 
-def _write_documents(span: Span, target: Target) -> Written:
+def _write_documents(span: Span, target: Target) -> WrittenSpan:
     """Write the objects of a span of documents: seq_starts; their facts, which are not arrays of the format; and one object of
     the columns that the dataset keeps.
     """
@@ -317,7 +317,7 @@ def _write_documents(span: Span, target: Target) -> Written:
     objects = [stored for writer in (starts, *facts.values()) for stored in writer.objects]
     objects += [] if kept_object is None else [kept_object.stored]
     beside = tuple(stored for writer in texts.values() for stored in writer.objects)
-    return Written.of(split, tuple(objects), beside=beside)
+    return WrittenSpan.of(split, tuple(objects), beside=beside)
 
 
 def check_length(span: Span, length: int) -> None:
@@ -386,7 +386,7 @@ class SpanInProgress(NamedTuple):
     """
 
     items: SimpleQueue[Any]
-    written: Future[tuple[Written, int]]
+    written: Future[tuple[WrittenSpan, int]]
 
 
 class SpanWriter:
@@ -464,7 +464,7 @@ class SpanWriter:
         """Whether a span is written here."""
         return span.start in self._begun
 
-    def take(self, span: Span) -> Written | None:
+    def take(self, span: Span) -> WrittenSpan | None:
         """The objects of a span whose tokens have all arrived. None if it was not begun, or failed."""
         begun = self._begun.pop(span.start, None)
         if begun is None:
@@ -489,7 +489,7 @@ class SpanWriter:
         self.break_off()
         self._thread.shutdown()
 
-    def _write(self, start: int, items: SimpleQueue[Any]) -> tuple[Written, int]:
+    def _write(self, start: int, items: SimpleQueue[Any]) -> tuple[WrittenSpan, int]:
         span = Span(split=self.split, of_tokens=True, start=start, stop=start + self._length)
         try:
             return write_tokens(span, self._tokens(span, items), self._target, self._unfinished)

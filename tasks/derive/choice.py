@@ -14,7 +14,7 @@ import numpy as np
 from flat_tokens.annotations import Bools, Int64s, IntPair, UInt64s
 from flat_tokens.keys import mix
 from flat_tokens.reader import open_split
-from flat_tokens.rows.documents import Recorded, matching, recorded_of
+from flat_tokens.rows.documents import RecordedFacts, matching, recorded_of
 from flat_tokens.rows.orders import derive_keys
 from flat_tokens.rows.where import parse
 from flat_tokens.stores.store import Store
@@ -98,7 +98,7 @@ def _choose(part: InputPart, documents: Documents, target: Target, selection: Se
 
 
 @functools.lru_cache(4)
-def _recorded_at(location: str) -> Recorded:
+def _recorded_at(location: str) -> RecordedFacts:
     """The facts of an input's documents that its manifest has. They do not change."""
     return recorded_of(Store.at(location))
 

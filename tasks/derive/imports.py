@@ -14,9 +14,9 @@ import numpy as np
 from flat_tokens.annotations import Bools, Int64s, JsonObject, UInt64s
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import LOSS_MASK, TOKEN_ARRAYS, TOKENS, TokenBatch
-from flat_tokens.formats import FLAT_TOKENS, Opened, Readable, open_any
+from flat_tokens.formats import FLAT_TOKENS, FoundDataset, Readable, open_any
 from flat_tokens.formats.contract import split_of
-from flat_tokens.keys import together, token_keys
+from flat_tokens.keys import concatenated, token_keys
 from flat_tokens.manifest import EVERY_SPLIT, TEST, SplitName
 from flat_tokens.rows.split import ahead
 from flat_tokens.stores.store import Store, StoredObject
@@ -75,7 +75,7 @@ class ImportPart(Model):
         }
 
 
-def open_import(path: str, format: str | None, options: JsonObject) -> Opened:
+def open_import(path: str, format: str | None, options: JsonObject) -> FoundDataset:
     """Open the files at a path. ValueError if they are a dataset already."""
     format = format or (open_any(path).format if options else None)
     opened = open_any(path, format, options_of(format, options) if format and options else None)
@@ -87,7 +87,7 @@ def open_import(path: str, format: str | None, options: JsonObject) -> Opened:
 
 
 @functools.lru_cache(8)
-def _opened(path: str, format: str, options: str, content: str) -> Opened:
+def _opened(path: str, format: str, options: str, content: str) -> FoundDataset:
     """Open once for all parts: finding where documents begin may read all files. *content* is the files' digest."""
     return open_import(path, format, json.loads(options))
 
@@ -98,7 +98,7 @@ def digest_file(key: str, url: str) -> StoredObject:
 
 
 def parts_of(
-    request: ImportRequest, opened: Opened, stored: Sequence[StoredObject], tokenizer: str | None, forgotten: str = ""
+    request: ImportRequest, opened: FoundDataset, stored: Sequence[StoredObject], tokenizer: str | None, forgotten: str = ""
 ) -> list[ImportPart]:
     """Cut each split into parts of about ``PART_BYTES`` of files, with about as many sequences each. *forgotten*: the digest of
     the output's list.
@@ -115,7 +115,7 @@ def parts_of(
     return parts
 
 
-def of_split(split: SplitName, opened: Opened, stored: Sequence[StoredObject]) -> list[StoredObject]:
+def of_split(split: SplitName, opened: FoundDataset, stored: Sequence[StoredObject]) -> list[StoredObject]:
     """The files of a split, reported by their names."""
     return (
         list(stored) if len(opened.splits) == 1 else [one for one in stored if split_of(one.key, TEST in opened.splits) == split]
@@ -136,7 +136,7 @@ def import_part(part: ImportPart, workspace: Workspace, versions: VersionNames =
     return write_shard(_make_shard(part, key, opened.splits[part.split], workspace), workspace)
 
 
-def reads_mask(opened: Opened, split: SplitName) -> bool:
+def reads_mask(opened: FoundDataset, split: SplitName) -> bool:
     """Whether the loss mask of a split is made of files of another format, as earlier releases did not."""
     return opened.format != FLAT_TOKENS and LOSS_MASK in token_arrays_of([opened.splits[split]])
 
@@ -168,7 +168,7 @@ def _kept_runs(part: ImportPart, sequences: Readable, workspace: Workspace) -> I
     """Begin and end of each run of sequences of a part that the output has not forgotten: int64[n, 2]."""
     if not part.forgotten:
         return np.array([(part.start, part.stop)], np.int64)
-    keys = together(token_keys(ahead(sequences.batches(part.start, part.stop))))
+    keys = concatenated(token_keys(ahead(sequences.batches(part.start, part.stop))))
     kept = ~_are_forgotten(part, keys, np.arange(len(keys), dtype=np.uint64), workspace)
     return np.flatnonzero(np.diff(kept, prepend=False, append=False)).reshape(-1, 2) + part.start
 
@@ -197,7 +197,9 @@ def _make_shard(part: ImportPart, key: str, sequences: Readable, workspace: Work
     return TokenShard(key=key, inputs=part.inputs(), text_bytes=0, **counts, skipped=skipped, replaced={}, **writer.stored)
 
 
-def provenance(request: ImportRequest, opened: Opened, stored: Sequence[StoredObject], tokenizer: Tokenizer | None) -> Provenance:
+def provenance(
+    request: ImportRequest, opened: FoundDataset, stored: Sequence[StoredObject], tokenizer: Tokenizer | None
+) -> Provenance:
     """The provenance of an imported version. Each split is a file of its one source, and each sequence a row of that."""
     files = []  # the format alone knows which real files hold a sequence
     for split in (split for split in EVERY_SPLIT if split in opened.splits):

@@ -20,7 +20,7 @@ from flat_tokens.batch import TOKEN_ARRAYS, TOKENS, TokenBatch
 from flat_tokens.checker import bytes_to_check, check_split, verify
 from flat_tokens.columns import columns_of
 from flat_tokens.formats.contract import bounded_batches, sequence_ranges
-from flat_tokens.keys import keys_of_bytes, together, token_keys
+from flat_tokens.keys import concatenated, keys_of_bytes, token_keys
 from flat_tokens.manifest import SplitName, TokenBytes, manifest_digest, manifest_of, read_token_bytes, splits_of
 from flat_tokens.reader import open_root, open_split, open_splits
 from flat_tokens.rows.split import FlatTokens
@@ -198,7 +198,7 @@ PART_DOCUMENTS = 1 << 20
 HEXADECIMAL = re.compile(rb"(0x)?[0-9a-fA-F]{16}")
 
 
-def cut(inputs: Sequence[Input], wanted: Sequence[str] | None) -> list[InputPart]:
+def cut_inputs(inputs: Sequence[Input], wanted: Sequence[str] | None) -> list[InputPart]:
     """The parts of all inputs, in order, split by split. *wanted*: names of the sources that a filter lets through."""
     parts: list[InputPart] = []
     for split in ALL_SPLITS:
@@ -238,7 +238,7 @@ def make_keys(part: InputPart, target: Target) -> InputPart:
             meter.add("count", batch.encoded_tokens.nbytes)
 
     if part.made_keys is not None:
-        target.workspace.write(part.made_keys, together(token_keys(counted())))
+        target.workspace.write(part.made_keys, concatenated(token_keys(counted())))
     return part
 
 

@@ -20,14 +20,14 @@ from tasks.rows import JoinedKinds
 logger = logging.getLogger(__name__)
 
 
-class Derived(Provenance):
+class DerivedProvenance(Provenance):
     """The provenance of a version made of other datasets."""
 
     operation: JsonObject
     inputs: tuple[JsonObject, ...]
 
 
-def derived(request: DeriveRequest, inputs: Sequence[Input], operation: JsonObject) -> Derived:
+def derived(request: DeriveRequest, inputs: Sequence[Input], operation: JsonObject) -> DerivedProvenance:
     """The provenance of a version made of *inputs*. ValueError if tokenizers differ, or a source or column
     that is named does not exist.
     """
@@ -40,7 +40,7 @@ def derived(request: DeriveRequest, inputs: Sequence[Input], operation: JsonObje
             raise ValueError(f"there is no source {unknown[0]!r}; there are {', '.join(names)}")
         if request.operation.where is not None:
             check_where(Store.at(inputs[0].location), request.operation.where)
-    return Derived(
+    return DerivedProvenance(
         name=request.name or inputs[0].name,
         sources=tuple(merged_sources(inputs)),
         tokenizer=common_tokenizer(inputs, request.operation),
@@ -106,7 +106,7 @@ def merged_sources(inputs: Sequence[Input]) -> list[JsonObject]:
     return list(sources.values())
 
 
-def card(made_of: Derived, layout: LayoutName, totals: JsonObject, version: str) -> str:
+def card(made_of: DerivedProvenance, layout: LayoutName, totals: JsonObject, version: str) -> str:
     """The dataset card."""
     documents, splits = totals["documents"], splits_of(totals)
     settings = ", ".join(f"{key} {_short(value)}" for key, value in made_of.operation.items() if key != "operation")

@@ -88,7 +88,7 @@ class Relayout(Model):
     operation: Literal["relayout"] = "relayout"
 
 
-class Publishing(Model):
+class PublishSettings(Model):
     """Settings of whatever publishes a version that is not built of text."""
 
     output: Output
@@ -105,7 +105,7 @@ class Publishing(Model):
     """Check before publication; full reads every byte."""
 
 
-class DeriveRequest(Publishing):
+class DeriveRequest(PublishSettings):
     """The settings of an operation on datasets."""
 
     operation: Merge | Subset | Shuffle | Relayout = Field(discriminator="operation")
@@ -121,7 +121,7 @@ class DeriveRequest(Publishing):
         return self
 
 
-class ImportRequest(Publishing):
+class ImportRequest(PublishSettings):
     """The settings of an import."""
 
     path: Location

@@ -21,7 +21,7 @@ from tasks.models import Split
 from tasks.output.paths import DOCUMENTS
 from tasks.output.target import Target
 from tasks.parts.documents import all_items
-from tasks.parts.input import input_documents, open_input, taken
+from tasks.parts.input import documents_taken, input_documents, open_input
 from tasks.parts.opening import BUCKET, PLACE, SCATTERED_COLUMNS, gather
 from tasks.parts.part import InputPart, Shuffling
 from tasks.parts.stored import SHARD_LAYOUT, document_spec
@@ -46,7 +46,7 @@ def scatter(part: InputPart, target: Target, shufflings: dict[Split, Shuffling])
     """Store a part's documents in the order of their places. Return its count of tokens for each bucket."""
     shuffling, spec = shufflings[part.split], document_spec(SHARD_LAYOUT)
     documents = input_documents(part, target)
-    documents = documents.those(taken(part, target))
+    documents = documents.those(documents_taken(part, target))
     places = shuffling.places(np.arange(part.first_seq, part.first_seq + len(documents), dtype=np.uint64))
     order = np.argsort(places)
     arrays = {name: all_items(documents, name) for name in open_input(part).arrays}

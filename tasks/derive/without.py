@@ -19,7 +19,7 @@ from flat_tokens.reader import left_out_at, open_split
 from flat_tokens.rows.documents import DocumentTable
 from flat_tokens.stores.store import NO_OBJECT, Store, read_record
 from tasks.derive.inputs import Input
-from tasks.derive.provenance import Derived
+from tasks.derive.provenance import DerivedProvenance
 from tasks.finalize.provenance import Provenance
 from tasks.models import ALL_SPLITS, FORGOTTEN, LEFT_OUT, PublishedLocation, Split, TokenShard
 from tasks.output.paths import beside_key, origin_key, version_store
@@ -68,7 +68,7 @@ def made_without(version: str, facts: JsonObject, forgotten: Forgotten) -> Prove
     """The provenance of the successor of a version with these *facts*. Its name follows from the version and the list."""
     # No build gives this name: a version has the bytes that its name says, and text that is not read cannot be counted anew.
     left_out = {"count": len(forgotten.digests), "sha256": forgotten.sha256, "of": version}
-    kind = Derived if "operation" in facts else Provenance
+    kind = DerivedProvenance if "operation" in facts else Provenance
     return kind.model_validate({**facts, "documents": {**(facts.get("documents") or {}), FORGOTTEN: left_out}})
 
 

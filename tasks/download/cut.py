@@ -292,7 +292,7 @@ _lent: defaultdict[tuple[Any, ...], SharedFiles] = defaultdict(SharedFiles)
 
 
 @contextlib.contextmanager
-def lent(
+def local_slice(
     slice_: Slice, sources: tuple[Source, ...], workspace: Workspace, waiting: Callable[[], object] = lambda: None
 ) -> Iterator[Slice]:
     """A slice that this machine can read, within the block. Files that are not here are fetched, once for all threads. They are
@@ -362,7 +362,7 @@ def fetched_ahead(slices: Iterable[Slice], sources: tuple[Source, ...], workspac
             _lent[key].awaited += 1
 
     def fetch(slice_: Slice) -> None:
-        with lent(slice_, sources, workspace):
+        with local_slice(slice_, sources, workspace):
             pass
 
     with ThreadPoolExecutor(FETCHERS, "fetch") as fetchers:

@@ -14,7 +14,7 @@ from flat_tokens.steps.decontaminate import Questions, index_of
 from flat_tokens.stores.store import Store
 from flat_tokens.text.rows import text_buffers
 from tasks.config import BuildConfig, DocumentPolicy, DocumentStep, EvaluationSet, Source, evaluation_sets
-from tasks.download.cut import cut_files, lent
+from tasks.download.cut import cut_files, local_slice
 from tasks.download.slices import slices_of
 from tasks.download.small import packs_of
 from tasks.download.sources import resolve_source
@@ -90,7 +90,7 @@ def _read(one: EvaluationSet, workspace: Workspace) -> Questions:
 def _texts(found: Sequence[FoundFile], sources: tuple[Source, ...], workspace: Workspace) -> Iterator[pa.LargeStringArray]:
     cuts = (cut for pack in packs_of(found) for cut in cut_files(pack, sources, SLICE_BYTES, workspace))
     for slice_ in slices_of(cuts, SLICE_BYTES):
-        with lent(slice_, sources, workspace) as here:
+        with local_slice(slice_, sources, workspace) as here:
             yield from (documents.texts for documents in read_documents(here, sources[0], READING, Tally()))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from flat_tokens.annotations import UInt64s
-from flat_tokens.keys import A, mix, together
+from flat_tokens.keys import A, concatenated, mix
 from flat_tokens.reader import open_split
 from flat_tokens.rows.split import FlatTokens
 from flat_tokens.stores.store import Store
@@ -22,10 +22,10 @@ def equal_texts_apart(store: Store, splits: tuple[Split, ...]) -> int:
     looked at if a document has the length, the first and the last token of one outside of it.
     """
     train, *held_out = (open_split(Store.at(store.url) / split) for split in splits)  # mapped, as readers have them
-    digests = [together(token_digests(split)) for split in held_out]
-    sketches = [together(_sketches(split)) for split in held_out]
+    digests = [concatenated(token_digests(split)) for split in held_out]
+    sketches = [concatenated(_sketches(split)) for split in held_out]
     lengths = np.unique(np.concatenate([_lengths(split, 0, split.seq_count) for split in held_out]))
-    elsewhere = [together(_digests_of(train, lengths, np.unique(np.concatenate(sketches))))]
+    elsewhere = [concatenated(_digests_of(train, lengths, np.unique(np.concatenate(sketches))))]
     count = 0
     for number, mine in enumerate(digests):
         others = [*elsewhere, *(other for k, other in enumerate(digests) if k != number)]

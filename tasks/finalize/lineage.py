@@ -142,7 +142,7 @@ class Lineage:
 
 
 @contextlib.contextmanager
-def told_of(request: Any) -> Iterator[Lineage | None]:
+def lineage_events(request: Any) -> Iterator[Lineage | None]:
     """Send events for a run, which is the block. Yields None if no receiver is set."""
     if not os.environ.get(URL):
         yield None

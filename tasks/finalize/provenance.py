@@ -125,7 +125,7 @@ class VersionName(NamedTuple):
     names: frozenset[str]
 
 
-def leaving_out(record: ForgottenRecord | None, made_of: P) -> P:
+def without_forgotten(record: ForgottenRecord | None, made_of: P) -> P:
     """The provenance of what is made at an output: without the documents that this has forgotten, by its *record*."""
     if record is None or not (sha256 := record.forgotten.sha256):
         return made_of
@@ -133,7 +133,7 @@ def leaving_out(record: ForgottenRecord | None, made_of: P) -> P:
     return made_of.model_copy(update={"documents": {**made_of.documents, FORGOTTEN: facts}})
 
 
-def list_left_out(record: ForgottenRecord | None) -> str:
+def forgotten_digest(record: ForgottenRecord | None) -> str:
     """The digest of an output's list of forgotten documents. Empty if nothing was forgotten."""
     return record.forgotten.sha256 if record else ""
 
@@ -147,11 +147,11 @@ def name_of(root: Store, record: ForgottenRecord | None, made_of: Provenance, la
     if record is None:
         return VersionName(base, base, frozenset({base}))
     known = record.versions.get(base)
-    version = known if known and is_published(root, known, layout) else build_id(leaving_out(record, made_of), layout)
+    version = known if known and is_published(root, known, layout) else build_id(without_forgotten(record, made_of), layout)
     return VersionName(version, base, frozenset({base, version, *([known] if known else [])}))
 
 
-def keeping(
+def with_kept_version(
     config: BuildConfig,
     root: Store,
     latest: str | None,

@@ -15,7 +15,7 @@ from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.checker import bytes_to_check, check_objects, check_split
 from flat_tokens.columns import columns_of
 from flat_tokens.extras import pa
-from flat_tokens.keys import together
+from flat_tokens.keys import concatenated
 from flat_tokens.manifest import BYTES_RECORD, MANIFEST, TokenBytes, manifest_bytes, read_manifest, split_attributes, splits_of
 from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store, StoredObject
@@ -40,7 +40,7 @@ from tasks.shards.index import IndexEntry, published_shards, write_index
 from tasks.text.documents import EXAMPLES
 
 if TYPE_CHECKING:
-    from tasks.assemble.assembler import Assembled
+    from tasks.assemble.assembler import AssembledArrays
 
 
 CARD = "README.md"
@@ -54,7 +54,7 @@ class VersionDraft(NamedTuple):
     """
 
     made_of: Provenance
-    assembled: Assembled
+    assembled: AssembledArrays
     documents: Callable[[int], JsonObject]
     card: Callable[[Any, LayoutName, JsonObject, str], str]
     token_bytes: Callable[[], TokenBytes | None] | None = None
@@ -136,7 +136,7 @@ def check_version(store: Store, objects: list[StoredObject], totals: JsonObject,
 KEYS_AT_ONCE = 1 << 25
 
 
-def split_totals(assembled: Assembled, splits: Sequence[Split]) -> JsonObject:
+def split_totals(assembled: AssembledArrays, splits: Sequence[Split]) -> JsonObject:
     """Counts of each split that has spans, from what was written of them."""
     totals: JsonObject = {}
     for split in splits:
@@ -223,7 +223,7 @@ def repeated_keys(store: Store, layout: LayoutName, totals: JsonObject) -> int:
 def count_repeated(keys: Iterable[UInt64s], count: int) -> int:
     """How many of *count* keys, uint64, repeat earlier ones. Too many for memory are counted by a query."""
     if count <= KEYS_AT_ONCE:
-        return count - len(np.unique(together(keys)))
+        return count - len(np.unique(concatenated(keys)))
 
     batches = (as_rows({KEY: some}) for some in keys)
     rows = pa.RecordBatchReader.from_batches(pa.schema([(KEY, pa.uint64())]), batches)

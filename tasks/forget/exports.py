@@ -31,7 +31,7 @@ from flat_tokens.tools.terminal import one_line, plural
 from tasks.derive.without import OfVersion
 from tasks.locations import writable
 from tasks.models import Split
-from tasks.output.forgotten import Pending
+from tasks.output.forgotten import PendingForgetting
 from tasks.output.paths import EXPORTS, version_store
 from tasks.output.versions import names_of
 
@@ -112,7 +112,9 @@ STEPS = 1_000
 """Steps of a run that are listed."""
 
 
-def saw(root: Store, path: str, before: int | None, skip_from: int | None, holders: Sequence[OfVersion]) -> JsonObject:
+def visits_of_forgotten(
+    root: Store, path: str, before: int | None, skip_from: int | None, holders: Sequence[OfVersion]
+) -> JsonObject:
     """The visits of forgotten documents in a run, by its ledger, before a step; without one to its end. No batch is read.
     ValueError if the run has no end and no step is given, or the ledger is not understood.
     """
@@ -150,7 +152,7 @@ def _place(path_or_url: str) -> str:
     return path_or_url.rstrip("/") if "://" in path_or_url else real_path(path_or_url)
 
 
-def skip(root: Store, path: str, run: JsonFacts, successors: Mapping[str, str]) -> JsonObject:
+def skip_forgotten(root: Store, path: str, run: JsonFacts, successors: Mapping[str, str]) -> JsonObject:
     """Edit the ledger of a run, so that from its ``skip_from`` on it reads successors of the versions that it names. Return the
     facts of the run with the names of its new sources, or why there are none.
     """
@@ -184,7 +186,7 @@ def certificate_key(id: str) -> str:
     return f"{DIRECTORY}/{id}.json"
 
 
-def certificate_of(pending: Pending, forgotten: Forgotten, facts: JsonObject) -> JsonObject:
+def certificate_of(pending: PendingForgetting, forgotten: Forgotten, facts: JsonObject) -> JsonObject:
     """The certificate as JSON. *facts*: what was done and checked."""
     request = pending.request
     return {

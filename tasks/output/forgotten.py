@@ -21,7 +21,7 @@ from flat_tokens.stores.store import Store
 from flat_tokens.tools.remains import Remains
 from tasks.models import Digest, Model, Name
 from tasks.output.pointer import pointer_lock, read_pointer
-from tasks.output.swap import read_if_there, swapped
+from tasks.output.swap import compare_and_swap, read_if_there
 
 SALT = b"forgoten"
 """Of new lists: one for all, so that an output can take over what another one has forgotten."""
@@ -56,7 +56,7 @@ class Holder(Model):
     pinned: str | None = None
 
 
-class Pending(Model):
+class PendingForgetting(Model):
     """A forgetting that was begun and has not come to its end. ``files``: the source, name and digest of each source file that
     holds the documents. ``short``: documents with too few tokens to recognise.
     """
@@ -84,7 +84,7 @@ class ForgottenRecord(Model):
     versions: dict[Name, Name] = Field({})
     successors: dict[Name, Name] = Field({})
     requests: tuple[Request, ...] = Field((), max_length=REMEMBERED)
-    pending: Pending | None = None
+    pending: PendingForgetting | None = None
 
     @property
     def forgotten(self) -> Forgotten:
@@ -151,4 +151,4 @@ def _parse(root: Store, data: bytes | None) -> ForgottenRecord | None:
 def change_record(root: Store, after: Callable[[ForgottenRecord], ForgottenRecord]) -> ForgottenRecord:
     """Compare-and-swap the record with ``after(record)``, and return the new one. Retried when another machine was first."""
     with pointer_lock(root):
-        return swapped(root, LIST, lambda data: _parse(root, data) or new_record(), after, ForgottenRecord.as_json)[1]
+        return compare_and_swap(root, LIST, lambda data: _parse(root, data) or new_record(), after, ForgottenRecord.as_json)[1]

@@ -174,7 +174,7 @@ WAITING = "Waiting until the collection of garbage in %s ends"
 
 
 @contextlib.contextmanager
-def building(root: Store, scratch: Path) -> Iterator[None]:
+def build_lease(root: Store, scratch: Path) -> Iterator[None]:
     """Use an output, and the downloads in *scratch*, until the block ends. Wait while a collection removes things.
 
     On local disks this is a lock on the directory, which the system releases however the process dies. On object stores it is
@@ -182,7 +182,7 @@ def building(root: Store, scratch: Path) -> Iterator[None]:
     """
     with contextlib.ExitStack() as held:
         if not scratch.is_relative_to(root.root) or not root.is_local:
-            held.enter_context(sharing(scratch))
+            held.enter_context(shared_scratch(scratch))
         if root.is_local:
             held.enter_context(_locked(Path(root.root), fcntl.LOCK_SH))
         else:
@@ -198,7 +198,7 @@ def building(root: Store, scratch: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def sharing(scratch: Path) -> Iterator[None]:
+def shared_scratch(scratch: Path) -> Iterator[None]:
     """Use the downloads in a local directory until the block ends."""
     make_directory(scratch)
     with _locked(scratch, fcntl.LOCK_SH):
@@ -206,7 +206,7 @@ def sharing(scratch: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def collecting(root: Store) -> Iterator[str | None]:
+def collection_lease(root: Store) -> Iterator[str | None]:
     """Keep builds from beginning until the block ends. Yield None, or the reason why nothing that builds need may be removed:
     one is running. Collections do not disturb each other.
     """

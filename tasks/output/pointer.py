@@ -51,7 +51,7 @@ from tasks.models import Digest, Model, Name
 from tasks.output.changes import DocumentChangeCounts
 from tasks.output.leases import entries
 from tasks.output.paths import EXPORTS, FORGOTTEN, LOCK, ORIGINS, REFRESHES, RUNS, check_places, version_key, version_store
-from tasks.output.swap import read_if_there, sign, swapped
+from tasks.output.swap import compare_and_swap, read_if_there, sign
 
 FORMER_KEPT = 100
 """Former versions, withdrawn ones and rejected ones that are remembered."""
@@ -95,7 +95,7 @@ class Decision(Model):
     findings: tuple[Finding, ...] = ()
 
 
-class Refreshed(Model):
+class RefreshRecord(Model):
     """A refresh that published a version, or a decision of one that was held. ``documents``, ``tokens``: of the version.
     ``added`` and so on count documents, and are None if they are unknown. ``text_bytes_tokenized``: 0 if all tokens
     were there.
@@ -135,17 +135,19 @@ class Candidate(Model):
         output = shlex.quote(place.removesuffix(f"/{version_key(self.version)}"))
         return [f"python -m flows {what} {output} {self.version[:8]} --reason TEXT" for what in ("approve", "reject")]
 
-    def decided(self, what: Literal["approved", "rejected", "published anyway"], why: str, by: str | None = None) -> Refreshed:
+    def decided(
+        self, what: Literal["approved", "rejected", "published anyway"], why: str, by: str | None = None
+    ) -> RefreshRecord:
         """The record of a decision of it."""
-        decision = Decision(what=what, at=datetime.now(UTC), by=by or who(), why=why, findings=self.findings)
+        decision = Decision(what=what, at=datetime.now(UTC), by=by or current_user(), why=why, findings=self.findings)
         counts = dict.fromkeys(("added", "removed", "changed", "moved"))
         if self.changes is not None:
             counts = self.changes.model_dump(include={*counts})
         totals = {"documents": self.documents, "tokens": self.tokens}
-        return Refreshed(at=decision.at, version=self.version, decision=decision, **totals, **counts)
+        return RefreshRecord(at=decision.at, version=self.version, decision=decision, **totals, **counts)
 
 
-def who() -> str:
+def current_user() -> str:
     """The user of this process, as far as the system knows: NAME@HOST."""
     try:
         return f"{getpass.getuser()}@{platform.node()}"
@@ -168,7 +170,7 @@ class Pointer(Model):
     forgotten: ForgottenList | None = None
     candidate: Candidate | None = None
     pins: dict[Name, Pin] = Field({})
-    decisions: tuple[Refreshed, ...] = ()
+    decisions: tuple[RefreshRecord, ...] = ()
 
     def as_json(self) -> bytes:
         facts = self.model_dump(mode="json", exclude_defaults=True)
@@ -204,7 +206,7 @@ class Pointer(Model):
         rejected = (*_without(version, self.rejected), Former.until_now(version))[-FORMER_KEPT:]
         return self.model_copy(update={"rejected": rejected, "candidate": None})
 
-    def noting(self, decided: Refreshed) -> Pointer:
+    def noting(self, decided: RefreshRecord) -> Pointer:
         """The same, with one more decision."""
         return self.model_copy(update={"decisions": (*self.decisions, decided)[-DECISIONS_KEPT:]})
 
@@ -240,7 +242,7 @@ def _parse(root: Store, data: bytes | None) -> Pointer:
         raise ValueError(f"{root.path(POINTER)}: is not the record of an output. {RESTORE}") from error
 
 
-def publish(root: Store, version: str, since: int, decided: Refreshed | None = None) -> int:
+def publish(root: Store, version: str, since: int, decided: RefreshRecord | None = None) -> int:
     """Let ``latest`` point at a version. Return the pointer's sequence number. *since* is the sequence number when this build
     began: if another build has moved the pointer meanwhile, it is left alone, and a ValueError says so. *decided*: by whom it
     was let through.
@@ -263,7 +265,7 @@ def publish(root: Store, version: str, since: int, decided: Refreshed | None = N
         moved = moved_to(root, pointer, version, digest)
         return moved.noting(decided) if decided else moved
 
-    return change(root, after).sequence
+    return change_pointer(root, after).sequence
 
 
 def moved_to(root: Store, pointer: Pointer, version: str, manifest_sha256: str) -> Pointer:
@@ -272,7 +274,7 @@ def moved_to(root: Store, pointer: Pointer, version: str, manifest_sha256: str) 
     return pointer.moved(version, manifest_sha256, is_there=is_there)
 
 
-def change(root: Store, after: Callable[[Pointer], Pointer]) -> Pointer:
+def change_pointer(root: Store, after: Callable[[Pointer], Pointer]) -> Pointer:
     """Compare-and-swap the pointer with ``after(pointer)``, and return the new one. Retried when another machine changed it
     first; *after* raises if that makes the change wrong.
     """
@@ -293,7 +295,7 @@ def change(root: Store, after: Callable[[Pointer], Pointer]) -> Pointer:
         return seen.model_copy(update={**update, "sequence": now.sequence + 1}) if seen.sequence == now.sequence else seen
 
     with pointer_lock(root):
-        before, now = swapped(root, POINTER, parse, checked, Pointer.as_json)
+        before, now = compare_and_swap(root, POINTER, parse, checked, Pointer.as_json)
         if now.version is not None:
             _link_latest(root, now.version)
             say_of_move(root, now, "latest")
@@ -301,7 +303,7 @@ def change(root: Store, after: Callable[[Pointer], Pointer]) -> Pointer:
         # Without a lock that all machines share, it may have been collected a moment ago. The collection looks at the pointer
         # when it has taken the marker away, so that one of the two sees the other.
         if before.version is not None:
-            swapped(root, POINTER, parse, back, Pointer.as_json)
+            compare_and_swap(root, POINTER, parse, back, Pointer.as_json)
         raise ValueError(f"{root.url}: version {now.version} has just been removed. Run the build again to make it again.")
     return now
 
@@ -381,16 +383,16 @@ KEPT = 1000
 """Refreshes that are remembered."""
 
 
-def read_history(root: Store) -> tuple[Refreshed, ...]:
+def read_history(root: Store) -> tuple[RefreshRecord, ...]:
     """The refreshes and decisions so far, the last one last. ValueError, naming the record, if it holds something else."""
     refreshes = _refreshes_in(root, read_if_there(root, REFRESHES))
     return tuple(sorted((*refreshes, *read_pointer(root).decisions), key=lambda one: one.at))
 
 
-def remember(root: Store, refresh: Refreshed) -> None:
+def remember(root: Store, refresh: RefreshRecord) -> None:
     """Add a refresh to the history. Other machines may do so at the same time."""
     with pointer_lock(root):
-        swapped(root, REFRESHES, partial(_refreshes_in, root), lambda before: (*before, refresh)[-KEPT:], _as_lines)
+        compare_and_swap(root, REFRESHES, partial(_refreshes_in, root), lambda before: (*before, refresh)[-KEPT:], _as_lines)
 
 
 def put_run(root: Store, at: datetime, version: str, facts: JsonObject) -> None:
@@ -402,13 +404,13 @@ def put_run(root: Store, at: datetime, version: str, facts: JsonObject) -> None:
         root.put(f"{RUNS}/{at:%Y%m%dT%H%M%S%f}-{version}.json", (json.dumps(facts, indent=2) + "\n").encode())
 
 
-def _refreshes_in(root: Store, data: bytes | None) -> tuple[Refreshed, ...]:
+def _refreshes_in(root: Store, data: bytes | None) -> tuple[RefreshRecord, ...]:
     try:
-        return tuple(Refreshed.model_validate_json(line) for line in (data or b"").splitlines())
+        return tuple(RefreshRecord.model_validate_json(line) for line in (data or b"").splitlines())
     except ValueError as error:
         remedy = "Restore it or remove it, and run again."
         raise ValueError(f"{root.path(REFRESHES)}: is not a history of refreshes. {remedy}") from error
 
 
-def _as_lines(refreshes: tuple[Refreshed, ...]) -> bytes:
+def _as_lines(refreshes: tuple[RefreshRecord, ...]) -> bytes:
     return "".join(one.model_dump_json(exclude={"decision"}) + "\n" for one in refreshes).encode()

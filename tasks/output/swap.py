@@ -23,32 +23,32 @@ def read_if_there(root: Store, key: str) -> bytes | None:
         return None
 
 
-class Seen(NamedTuple):
+class ObjectState(NamedTuple):
     """An object as it was: its bytes, None if there was none, and the store's own name for that state."""
 
     data: bytes | None
     state: str | None
 
 
-def look(root: Store, key: str) -> Seen:
+def read_state(root: Store, key: str) -> ObjectState:
     """Read an object, to compare it with when it is swapped."""
     try:
         # The state before the bytes: of an object that changes in between, a swap fails instead of undoing the change.
         info = {} if root.is_local else root.info(key)
         state = next((str(info[name]) for name in ("generation", "ETag", "etag") if info.get(name)), None)
-        return Seen(read_record(root, key), state)
+        return ObjectState(read_record(root, key), state)
     except FileNotFoundError:
-        return Seen(None, None)
+        return ObjectState(None, None)
 
 
-def swapped(
+def compare_and_swap(
     root: Store, key: str, parse: Callable[[bytes | None], R], after: Callable[[R], R], write: Callable[[R], bytes]
 ) -> tuple[R, R]:
     """Compare-and-swap a record with ``after(record)``. Return it as it was and as it is. Retried when another process was first;
     *after* raises if that makes the change wrong. *parse* gets None if there is no object.
     """
     while True:
-        seen = look(root, key)
+        seen = read_state(root, key)
         before = parse(seen.data)
         now = after(before)
         if now == before or swap(root, key, seen, write(now)):
@@ -57,7 +57,9 @@ def swapped(
 
 def sign(root: Store, record: str, said: Statement) -> None:
     """Add a statement to those next to a record, to which other processes may add theirs."""
-    swapped(root, record + SIGNATURE, lambda lines: lines or b"", lambda lines: signing.with_statement(lines, said), bytes)
+    compare_and_swap(
+        root, record + SIGNATURE, lambda lines: lines or b"", lambda lines: signing.with_statement(lines, said), bytes
+    )
 
 
 _swapping = threading.Lock()
@@ -66,7 +68,7 @@ REFUSED = (409, 412)
 """Statuses with which stores refuse a write to an object that is not as it was seen."""
 
 
-def swap(root: Store, key: str, seen: Seen, data: bytes) -> bool:
+def swap(root: Store, key: str, seen: ObjectState, data: bytes) -> bool:
     """Replace an object if it still is what was *seen*. Return whether it was replaced. Local callers hold a lock.
 
     S3, Google Cloud Storage and Azure compare and write in one step. On other remote stores, the object is compared right
@@ -102,7 +104,7 @@ def swap(root: Store, key: str, seen: Seen, data: bytes) -> bool:
         return persist(try_once, (root / key).url, root.patience)
 
 
-def _write_if(root: Store, key: str, seen: Seen, data: bytes) -> bool:
+def _write_if(root: Store, key: str, seen: ObjectState, data: bytes) -> bool:
     """Write an object. Return whether the store checked in the same step that the object was as it was seen."""
     fs, path = root.fs, root.path(key)
     if seen.data is None and {"s3", "gs", "abfs", "memory"} & root.protocols:

@@ -32,8 +32,8 @@ from tasks.output.pointer import (
     Decision,
     Pin,
     Pointer,
-    Refreshed,
-    change,
+    RefreshRecord,
+    change_pointer,
     is_dataset,
     moved_to,
     pointer_lock,
@@ -257,14 +257,14 @@ def roll_back(root: Store, name: str | None = None) -> Pointer:
         forward = version in pointer.names("withdrawn")
         return pointer.moved(version, digest, is_there=True) if forward else pointer.moved_back(version, digest)
 
-    return change(root, after)
+    return change_pointer(root, after)
 
 
 def pin(root: Store, name: str, note: str = "") -> str:
     """Keep a version, whatever the policy says, until it is unpinned. Return its whole name."""
     version = find_version(root, name)
     made = Pin(at=datetime.now(UTC).replace(microsecond=0), note=note)
-    change(root, lambda now: now.model_copy(update={"pins": {**now.pins, version: made}}))
+    change_pointer(root, lambda now: now.model_copy(update={"pins": {**now.pins, version: made}}))
     if not is_dataset(root, version):
         unpin(root, version)
         raise ValueError(f"{root.url}: version {version} has just been removed")
@@ -283,7 +283,7 @@ def unpin(root: Store, name: str) -> str:
         (name,) = matching
         return pointer.model_copy(update={"pins": {version: pin for version, pin in pointer.pins.items() if version != name}})
 
-    change(root, after)
+    change_pointer(root, after)
     return name
 
 
@@ -371,16 +371,16 @@ def hold(root: Store, candidate: Candidate, since: int) -> Candidate:
             return pointer
         return pointer.model_copy(update={"candidate": candidate})
 
-    change(root, after)
+    change_pointer(root, after)
     if not is_dataset(root, candidate.version):
         raise ValueError(f"{root.url}: version {candidate.version} has just been removed. Run the build again to make it again.")
     return candidate
 
 
-class Decided(NamedTuple):
+class DecisionResult(NamedTuple):
     """A decision of a version, and the pointer as it is then. ``was_decided``: it had been decided so before."""
 
-    made: Refreshed
+    made: RefreshRecord
     pointer: Pointer
     was_decided: bool
 
@@ -398,7 +398,7 @@ class Decided(NamedTuple):
         return f"approved {self.made.version}{before}: it is latest now (number {self.pointer.sequence})"
 
 
-def approve(root: Store, name: str | None, why: str, by: str | None = None) -> Decided:
+def approve(root: Store, name: str | None, why: str, by: str | None = None) -> DecisionResult:
     """Let ``latest`` name the version that waits. *name*: which one that has to be, or how it begins. ValueError if it is
     damaged, or does not wait.
     """
@@ -415,7 +415,7 @@ def approve(root: Store, name: str | None, why: str, by: str | None = None) -> D
     return _decide(root, found, name, "approved", why, by, moved)
 
 
-def reject(root: Store, name: str | None, why: str, by: str | None = None) -> Decided:
+def reject(root: Store, name: str | None, why: str, by: str | None = None) -> DecisionResult:
     """Leave ``latest`` where it is: a refresh that gives the version again does not hold it again. ValueError if it does not
     wait.
     """
@@ -437,12 +437,12 @@ def _decide(
     why: str,
     by: str | None,
     after: Callable[[Pointer, Candidate], Pointer],
-) -> Decided:
+) -> DecisionResult:
     """Record a decision on the candidate that was *found*, within the change *after* of the pointer. ValueError if another
     candidate or none waits, unless the same was decided before.
     """
     made = found.decided(what, why, by) if found is not None else None
-    before: Refreshed | None = None
+    before: RefreshRecord | None = None
 
     def noted(pointer: Pointer) -> Pointer:
         nonlocal before
@@ -451,11 +451,11 @@ def _decide(
         before = _decided_before(root, pointer, found.version if found else name, what)
         return pointer
 
-    pointer = change(root, noted)
+    pointer = change_pointer(root, noted)
     if before is not None:
-        return Decided(before, pointer, was_decided=True)
+        return DecisionResult(before, pointer, was_decided=True)
     assert made is not None
-    decided = Decided(made, pointer, was_decided=False)
+    decided = DecisionResult(made, pointer, was_decided=False)
     decision = decided.decision.model_dump(mode="json")
     facts: JsonObject = {
         "at": datetime.now(UTC).isoformat(),
@@ -469,7 +469,7 @@ def _decide(
     return decided
 
 
-def _decided_before(root: Store, pointer: Pointer, name: str | None, what: str) -> Refreshed:
+def _decided_before(root: Store, pointer: Pointer, name: str | None, what: str) -> RefreshRecord:
     """The last decision of the version of that name, if it is the same. ValueError, with what is there instead, if not."""
     last = next((one for one in reversed(pointer.decisions) if one.version.startswith(name or "")), None)
     listed = f"python -m flows status {shlex.quote(root.url)} says what is there."

@@ -244,7 +244,7 @@ def _renamed(path: Path, split: Split) -> Structs:
     return cast("Structs", renamed[renamed["split"] == ALL_SPLITS.index(split)])
 
 
-def taken(part: InputPart, target: Target) -> Bools:
+def documents_taken(part: InputPart, target: Target) -> Bools:
     """Which documents of a part are taken, as it was decided when they were counted: bool[n]."""
     count = part.stop - part.start
     if part.seq_count in (0, count):

@@ -13,7 +13,7 @@ import pyarrow as pa
 from flat_tokens.annotations import AnyArray, Int64s, UInt64s
 from flat_tokens.batch import TOKEN_ARRAYS
 from flat_tokens.columns import Columns, batch_of, joined
-from flat_tokens.keys import keys_of_bytes, together
+from flat_tokens.keys import concatenated, keys_of_bytes
 from flat_tokens.manifest import CLUSTER
 from flat_tokens.reader import open_split
 from flat_tokens.rows.split import FlatTokens
@@ -178,7 +178,7 @@ def bucket_documents(bucket: BucketPart, target: Target) -> Documents:
     shares = list(_shares_of(bucket, target.workspace.staging))
 
     def of_shares(name: str) -> UInt64s:
-        return together(share.read(name, share.first, share.last) for share in shares)
+        return concatenated(share.read(name, share.first, share.last) for share in shares)
 
     lengths = np.concatenate([*(np.diff(share.starts) for share in shares), np.empty(0, np.int64)])
     order = np.argsort(of_shares(PLACE))

@@ -157,7 +157,7 @@ def indexed_versions(root: Store) -> VersionNames:
     return tuple(islice((name for name in names if is_dataset(root, name)), VERSIONS_LOOKED_INTO))
 
 
-class _Known(NamedTuple):
+class _KnownDigests(NamedTuple):
     """Known segments or files, in the order of their digests: S16[m]; the shard of each, its first document or its number there,
     and how many.
     """
@@ -265,16 +265,16 @@ class StoredTokens:
         return numbers
 
     @functools.cached_property
-    def files(self) -> _Known:
+    def files(self) -> _KnownDigests:
         """The files of the runs of all versions. A stray shard may go while a build takes its documents."""
         parts = [*map(files_of, self._all)]
-        return _Known.of(self._all, parts, [np.ones(len(part), np.int64) for part in parts])
+        return _KnownDigests.of(self._all, parts, [np.ones(len(part), np.int64) for part in parts])
 
     @functools.cached_property
-    def segments(self) -> _Known:
+    def segments(self) -> _KnownDigests:
         """The segments of all versions and stray shards."""
         parts = [*map(segments_of, self._all)]
-        return _Known.of(self._all, parts, [part["documents"].astype(np.int64) for part in parts])
+        return _KnownDigests.of(self._all, parts, [part["documents"].astype(np.int64) for part in parts])
 
     @functools.cached_property
     def _all(self) -> list[TokenShard]:

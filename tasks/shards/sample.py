@@ -27,7 +27,7 @@ from flat_tokens.manifest import TOKEN_BYTES
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import size
 from tasks.config import BuildConfig, Source, available_cores
-from tasks.download.cut import lent
+from tasks.download.cut import local_slice
 from tasks.download.sources import naming
 from tasks.models import FileRange, Slice
 from tasks.output.forgotten import forgotten_at
@@ -166,7 +166,7 @@ def _sampled(
             # A thread that has files does not wait for the room of more.
             is_much, slices = is_much or len(slices) > 1, spread(slices, 1)
         chosen = spread(slices, PIECES) if is_much else slices
-        here = [stack.enter_context(lent(part, recipe.sources, workspace)) for part in chosen]
+        here = [stack.enter_context(local_slice(part, recipe.sources, workspace)) for part in chosen]
         if not is_much:
             pieces = read(here, total)
             return pieces, pieces, True

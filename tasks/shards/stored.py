@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from flat_tokens.stores.store import Store
 from tasks.config import BuildConfig
-from tasks.download.cut import FETCHERS, lent
+from tasks.download.cut import FETCHERS, local_slice
 from tasks.download.sources import naming
 from tasks.models import Slice
 from tasks.output.leases import Workspace
@@ -57,7 +57,9 @@ class StoredSlices(NamedTuple):
         return {"slices": len(slices), "slices_reused": len(parts) - len(made), "text_bytes_tokenized": text_bytes}
 
 
-def tried(recipe: Recipe, config: BuildConfig, workspace: Workspace, tokenizer: Tokenizer, slices: list[Slice]) -> Recipe:
+def with_tried_engine(
+    recipe: Recipe, config: BuildConfig, workspace: Workspace, tokenizer: Tokenizer, slices: list[Slice]
+) -> Recipe:
     """The recipe with the engine that a sample of the documents of *slices* allows."""
     text_bytes = sum(slice_.text_bytes for slice_ in slices)
     # Where bad documents are left out, the engine may decide which, and the keys of shards name it.
@@ -75,14 +77,14 @@ def tried(recipe: Recipe, config: BuildConfig, workspace: Workspace, tokenizer: 
     return recipe.model_copy(update={"by_reference": by_reference})
 
 
-def looked_up(
+def look_up_slices(
     config: BuildConfig, workspace: Workspace, tokenizer: Tokenizer, slices: list[Slice], recipe: Recipe
 ) -> tuple[Recipe, StoredSlices]:
     """Which slices are stored, and the recipe for those that are not, whose engine is tried on them."""
     stored = StoredSlices.look_up(workspace.root, recipe, slices)
     if not stored.unread:
         return recipe, stored
-    other = tried(recipe, config, workspace, tokenizer, stored.unread)
+    other = with_tried_engine(recipe, config, workspace, tokenizer, stored.unread)
     return other, stored if other.engine == recipe.engine else StoredSlices.look_up(workspace.root, other, slices)
 
 
@@ -103,5 +105,5 @@ def sample_texts(config: BuildConfig, workspace: Workspace, slices: list[Slice])
 
 
 def _first_documents(slice_: Slice, config: BuildConfig, workspace: Workspace) -> TextBatch | None:
-    with naming(config.sources, slice_.source), lent(slice_, config.sources, workspace) as here:
+    with naming(config.sources, slice_.source), local_slice(slice_, config.sources, workspace) as here:
         return next(read_documents(here, config.sources[slice_.source], config.documents, Tally(), SAMPLE_BYTES), None)

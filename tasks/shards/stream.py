@@ -22,7 +22,7 @@ class BrokenStreamError(Exception):
     """The objects that a slice is streamed into have been given up: it has to be stored as a shard."""
 
 
-class Streamed(NamedTuple):
+class StreamedTokens(NamedTuple):
     """Where the tokens of a slice are in a version, and the tail of its tokens in each split."""
 
     location: UnfinishedLocation
@@ -38,7 +38,7 @@ class SliceStream(Protocol):
         """
         ...
 
-    def end(self) -> Streamed:
+    def end(self) -> StreamedTokens:
         """Wait until all tokens but the tails would survive the end of this process. Return where they are."""
         ...
 

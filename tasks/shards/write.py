@@ -22,7 +22,7 @@ from flat_tokens.keys import strings_by_key
 from flat_tokens.manifest import TOKEN_BYTES
 from flat_tokens.stores.local import named_errors
 from flat_tokens.text.rows import text_buffers
-from tasks.download.cut import fetched_ahead, lent
+from tasks.download.cut import fetched_ahead, local_slice
 from tasks.download.sources import naming
 from tasks.models import Slice, TokenShard, digest_of, file_rows_as_text
 from tasks.output.forgotten import forgotten_at
@@ -54,7 +54,7 @@ from tasks.tokenize.segments import NO_DIGEST, STORED, STORED_FILE, Segments, cu
 from tasks.tokenize.tokenizers import load_tokenizer
 
 
-class Staged(NamedTuple):
+class StagedShard(NamedTuple):
     """A token shard in this attempt's staging directory, not stored yet."""
 
     shard: TokenShard
@@ -62,7 +62,7 @@ class Staged(NamedTuple):
 
 def tokenize_or_load(
     slice_: Slice, recipe: Recipe, workspace: Workspace, versions: VersionNames = (), sink: HereOnly = None
-) -> Staged | TokenShard:
+) -> StagedShard | TokenShard:
     """Tokenize a slice, or load its stored or published tokens, if they are undamaged. New tokens are streamed into the version
     if *sink* has a stream for them, which it has in the build's own process. Only then are the slice's files fetched.
     """
@@ -74,20 +74,22 @@ def tokenize_or_load(
             sink.skip(key)
         return stored
     files = stored_tokens(workspace.root, versions).sound_files(slice_, recipe)
-    with lent(unread(slice_, files), recipe.sources, workspace, (lambda: None) if sink is None else sink.stop) as lent_here:
+    with local_slice(
+        unread(slice_, files), recipe.sources, workspace, (lambda: None) if sink is None else sink.stop
+    ) as lent_here:
         ranges = iter(lent_here.ranges)
         here = Slice(tuple(next(ranges) if number < 0 else part for part, number in zip(slice_.ranges, files, strict=True)))
         if sink is not None:
             with contextlib.suppress(BrokenStreamError):
-                return Staged(tokenize_slice(here, recipe, workspace, versions, partial(sink.stream, key), files))
-        return Staged(tokenize_slice(here, recipe, workspace, versions, None, files))
+                return StagedShard(tokenize_slice(here, recipe, workspace, versions, partial(sink.stream, key), files))
+        return StagedShard(tokenize_slice(here, recipe, workspace, versions, None, files))
 
 
-def store_shard(made: Staged | TokenShard, workspace: Workspace, sink: HereOnly = None) -> TokenShard:
+def store_shard(made: StagedShard | TokenShard, workspace: Workspace, sink: HereOnly = None) -> TokenShard:
     """Store a staged token shard. Tokens that another process staged are streamed into the version if *sink* has a stream for
     them. A shard that is stored already is left as it is.
     """
-    if not isinstance(made, Staged):
+    if not isinstance(made, StagedShard):
         if sink is not None:
             sink.skip(made.key)
         return made

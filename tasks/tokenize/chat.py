@@ -28,10 +28,10 @@ from tasks.config import DocumentPolicy, MessageNames, Source, TokenizerConfig
 from tasks.models import Model
 from tasks.text.documents import text_and_spans
 from tasks.tokenize.engines import Encoder, Engine, Refusal, Tokens, UnencodableError, joined, large_string_array
-from tasks.tokenize.parts import Masked, PartEncoder, no_tokens, one_of
+from tasks.tokenize.parts import MaskedTexts, PartEncoder, no_tokens, one_of
 from tasks.tokenize.probes import awkward_texts
 from tasks.tokenize.rendering.messages import END_OF_THOUGHT
-from tasks.tokenize.rendering.processes import Parted, Renderers
+from tasks.tokenize.rendering.processes import Renderers, TextParts
 from tasks.tokenize.rendering.request import ORDINARY, Limits, Settings
 
 logger = logging.getLogger(__name__)
@@ -66,10 +66,10 @@ class Chat(Model):
         return {name: value for name, value in found.items() if name not in unset}
 
 
-class Marked:
+class MarkedEncoder:
     """An encoder of texts that have parts, of which some count. *parted*: makes the parts. *what*: one text, in errors."""
 
-    def __init__(self, parts: PartEncoder, parted: Callable[[pa.LargeStringArray], Iterable[Parted]], what: str) -> None:
+    def __init__(self, parts: PartEncoder, parted: Callable[[pa.LargeStringArray], Iterable[TextParts]], what: str) -> None:
         self.parts = parts
         self._parted, self._what = parted, what
         self._refused = threading.local()
@@ -93,11 +93,11 @@ class Marked:
                 else:
                     yield Refusal(f"the {self._what} cannot be encoded: {fault.detail}", fault.reason)
 
-    def _encode(self, texts: pa.LargeStringArray) -> list[Masked]:
+    def _encode(self, texts: pa.LargeStringArray) -> list[MaskedTexts]:
         return [self.parts(parted) for parted in self._parted(texts)]
 
 
-class Conversations(Marked):
+class Conversations(MarkedEncoder):
     """An encoder of conversations in JSON. *engine*: for ordinary text. Without it the reference tokenizes everything, and each
     beginning of a conversation is rendered alone. ValueError if the template cannot be used. ``why_slow``: why each beginning
     is rendered alone; None if that is not needed.
@@ -174,12 +174,12 @@ def conversations(chat_json: str, config: TokenizerConfig, engine: Engine | None
 
 
 @functools.lru_cache(8)
-def spanned(config: TokenizerConfig, engine: Engine | None) -> Marked:
+def spanned(config: TokenizerConfig, engine: Engine | None) -> MarkedEncoder:
     """The encoder of texts with the spans that a step gave, once a process."""
-    return Marked(PartEncoder(config, engine), _as_parts, "document")
+    return MarkedEncoder(PartEncoder(config, engine), _as_parts, "document")
 
 
-def _as_parts(texts: pa.LargeStringArray) -> Iterator[Parted]:
+def _as_parts(texts: pa.LargeStringArray) -> Iterator[TextParts]:
     """Texts with spans as one part each."""
     parts, spans, at = list[bytes](), list[IntPair](), 0
     for text in texts.to_pylist():
@@ -193,7 +193,7 @@ def _as_parts(texts: pa.LargeStringArray) -> Iterator[Parted]:
     offsets = np.cumsum([0, *map(len, parts)])
     array = pa.LargeStringArray.from_buffers(len(parts), pa.py_buffer(offsets), pa.py_buffer(b"".join(parts)))
     kinds = np.full(len(parts), ORDINARY, np.int64)
-    yield Parted(np.ones(len(parts), np.int64), kinds, array, np.array(spans, np.int64).reshape(-1, 2), {})
+    yield TextParts(np.ones(len(parts), np.int64), kinds, array, np.array(spans, np.int64).reshape(-1, 2), {})
 
 
 def _first_bytes(data: bytes) -> Any:

@@ -104,7 +104,7 @@ class FastDefinition(NamedTuple):
     tells_symbols: bool
 
 
-class _Added(NamedTuple):
+class _AddedToken(NamedTuple):
     """An added token. ``match``: the text that it is found by, normalized if the token is."""
 
     id: int
@@ -207,7 +207,7 @@ def _check_post_processor(part: Any) -> None:
             raise NotKnownError(f"its post-processor is {_shown([step])}")
 
 
-def _added_tokens(of: TokenizerJson) -> list[_Added]:
+def _added_tokens(of: TokenizerJson) -> list[_AddedToken]:
     """The added tokens as they were loaded. NotKnownError if the file lists an option that is not known, or a text twice."""
     listed = of.added_tokens
     if unknown := {option for token in listed for option in token} - ADDED:
@@ -216,12 +216,12 @@ def _added_tokens(of: TokenizerJson) -> list[_Added]:
         raise NotKnownError("two of its added tokens have the same text")
     normalize = of.tokenizer.normalizer.normalize_str if of.tokenizer.normalizer else str
     return [
-        _Added(i, token, normalize(token.content) if token.normalized else token.content)
+        _AddedToken(i, token, normalize(token.content) if token.normalized else token.content)
         for i, token in of.tokenizer.get_added_tokens_decoder().items()
     ]
 
 
-def _check_added(added: list[_Added], vocabulary: Mapping[str, int]) -> None:
+def _check_added(added: list[_AddedToken], vocabulary: Mapping[str, int]) -> None:
     highest = max((*vocabulary.values(), *(i for i, _, _ in added)), default=0)
     if highest >= MAX_ID:
         raise NotKnownError(f"it has token ids up to {highest}")
@@ -275,7 +275,7 @@ def _model_of_bytes(model: JsonFacts) -> JsonObject:
     return {"type": "BPE", "vocab": vocabulary, "merges": merges, "ignore_merges": model["ignore_merges"]}
 
 
-def _check_added_to_bytes(added: list[_Added], vocabulary: Mapping[str, int], *, adds_space: bool) -> None:
+def _check_added_to_bytes(added: list[_AddedToken], vocabulary: Mapping[str, int], *, adds_space: bool) -> None:
     """Refuse added tokens that a search for all of them at once, as the fast engine's, does not find as two searches do."""
     alphabet = byte_level_alphabet()
     raw, normalized = ([of for _, token, of in added if not token.special and token.normalized == is_] for is_ in (False, True))

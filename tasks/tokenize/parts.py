@@ -33,7 +33,7 @@ from flat_tokens.vocabulary import (
 )
 from tasks.config import TokenizerConfig
 from tasks.tokenize.engines import Encoder, Tokens, UnencodableError, is_visible, joined, with_timeout
-from tasks.tokenize.rendering.processes import BadText, Parted
+from tasks.tokenize.rendering.processes import BadText, TextParts
 from tasks.tokenize.rendering.request import ORDINARY
 
 SPECIAL, NUMBERS = "\U0001ffff", 0xF0000
@@ -46,7 +46,7 @@ MAY_COMBINE = 0xCC
 """The first byte of the first character that may change in NFC, which is U+0300. Lower ones do not."""
 
 
-class Encoded(NamedTuple):
+class EncodedText(NamedTuple):
     """The tokens of one text, and the place of each in it, in characters: uint32[n], int64[n, 2]."""
 
     ids: UInt32s
@@ -62,14 +62,14 @@ class OneText(NamedTuple):
     spans: list[IntPair]
 
 
-class Masked(NamedTuple):
+class MaskedTexts(NamedTuple):
     """Tokens of texts: none of those that are refused, whose ``faults`` are there by their numbers."""
 
     tokens: Tokens
     faults: dict[int, BadText]
 
 
-Speak = Callable[[Sequence[OneText]], Iterable[Encoded]]
+Speak = Callable[[Sequence[OneText]], Iterable[EncodedText]]
 
 
 class PartEncoder:
@@ -88,7 +88,7 @@ class PartEncoder:
         self._widths: Widths | None = None
         self._speak: Speak | None = None
 
-    def __call__(self, texts: Parted) -> Masked:
+    def __call__(self, texts: TextParts) -> MaskedTexts:
         """The tokens of texts. The reference tokenizes those that the engine does not take, or whose tokens do not tell their
         places.
         """
@@ -104,20 +104,22 @@ class PartEncoder:
         empty = np.flatnonzero((np.diff(tokens.offsets) == 0) & (texts.counts > 0))
         return self._together(texts, tokens, np.union1d(others, empty).tolist(), faults)
 
-    def _together(self, texts: Parted, tokens: Tokens | None, others: Iterable[int], faults: dict[int, BadText]) -> Masked:
+    def _together(
+        self, texts: TextParts, tokens: Tokens | None, others: Iterable[int], faults: dict[int, BadText]
+    ) -> MaskedTexts:
         """The tokens that there are already, with those of *others* by the reference."""
         by_reference = self._by_reference(texts, [i for i in others if i not in faults])
         if tokens is not None and not by_reference and not faults:
-            return Masked(tokens, faults)
+            return MaskedTexts(tokens, faults)
         faults |= {i: found for i, found in by_reference.items() if isinstance(found, BadText)}
         none = no_tokens(1)
         parts: list[Tokens] = []
         for i in range(len(texts.counts)):
             own = by_reference.get(i)
             parts.append(none if i in faults else own if isinstance(own, Tokens) else one_of(tokens, i))
-        return Masked(joined([no_tokens(0), *parts]), faults)
+        return MaskedTexts(joined([no_tokens(0), *parts]), faults)
 
-    def _by_engine(self, texts: Parted, engine: Encoder) -> tuple[Tokens, Bools]:
+    def _by_engine(self, texts: TextParts, engine: Encoder) -> tuple[Tokens, Bools]:
         """The tokens of all texts, and which parts the reference has to tokenize, bool[p]."""
         is_text = texts.kinds == ORDINARY
         found = engine(texts.texts)
@@ -134,7 +136,7 @@ class PartEncoder:
             unknown |= np.isin(texts.kinds, self._greedy)
         return Tokens(ids, ends[running_sums(texts.counts)], mask), unknown
 
-    def _mask(self, texts: Parted, ids: UInt32s, is_special: Bools, ends: Int64s) -> tuple[UInt8s, Bools]:
+    def _mask(self, texts: TextParts, ids: UInt32s, is_special: Bools, ends: Int64s) -> tuple[UInt8s, Bools]:
         """Which tokens count, uint8[n], and for which parts that is unknown, bool[p]. *ends*: the ends of the parts in tokens."""
         widths = texts.widths
         places = running_sums(widths)
@@ -163,7 +165,7 @@ class PartEncoder:
         depths = np.cumsum(opens[order])[:-1]  # spans may overlap
         return np.repeat((depths > 0).astype(np.uint8), np.diff(edges[order])), unknown
 
-    def _by_reference(self, texts: Parted, numbers: list[int]) -> dict[int, Tokens | BadText]:
+    def _by_reference(self, texts: TextParts, numbers: list[int]) -> dict[int, Tokens | BadText]:
         """The tokens of some texts, or why there are none."""
         if not numbers:
             return {}
@@ -186,7 +188,7 @@ class PartEncoder:
 
     def _spoken(self, some: Mapping[int, OneText], texts: pa.LargeStringArray) -> dict[int, Tokens | BadText]:
         """The tokens of some of the *texts*, whose length says how long they may take."""
-        spoken: list[Encoded] = []
+        spoken: list[EncodedText] = []
 
         def encode(_: pa.LargeStringArray) -> Tokens:
             self._speak = self._speak or _speaker(self._definition, self._ids)
@@ -221,7 +223,7 @@ def one_of(tokens: Tokens | None, i: int) -> Tokens:
     return Tokens(tokens.ids[start:stop], np.array([0, stop - start]), tokens.mask[start:stop])
 
 
-def texts_of(texts: Parted, numbers: Iterable[int]) -> Iterator[OneText]:
+def texts_of(texts: TextParts, numbers: Iterable[int]) -> Iterator[OneText]:
     """Some of the texts, one by one, in characters."""
     parts, ordinary = running_sums(texts.counts), running_sums(texts.kinds == ORDINARY)
     places = running_sums(texts.widths)[parts]
@@ -308,7 +310,7 @@ class Widths:
         right: Bools = (extra == 0) | ((extra == 1) & self._adds_space)
         return right
 
-    def changes(self, texts: Parted, known: Bools, parts: Int64s) -> Bools:
+    def changes(self, texts: TextParts, known: Bools, parts: Int64s) -> Bools:
         """Which of some *parts* are ordinary text that is changed before it is tokenized: bool[p]."""
         changed = np.zeros(len(texts.kinds), bool)
         if not self._is_nfc:
@@ -408,7 +410,7 @@ def _speaker(definition: Definition, ids: UInt32s) -> Speak:
         ends = np.cumsum(lengths, dtype=np.int64)
         return found, np.stack([np.append(0, ends[:-1])[: len(ends)], ends], axis=1)
 
-    def speak(one: OneText) -> Encoded:
+    def speak(one: OneText) -> EncodedText:
         found, places, at = list[int](), [np.empty((0, 2), np.int64)], 0
         for part in one.parts:
             if isinstance(part, int):
@@ -425,7 +427,7 @@ def _speaker(definition: Definition, ids: UInt32s) -> Speak:
             stops = np.where(ends > starts, character[ends - 1] + 1, character[starts])
             places.append(np.stack([character[starts], stops], axis=1) + at)
             at += len(part)
-        return Encoded(np.array(found, np.uint32), np.concatenate(places))
+        return EncodedText(np.array(found, np.uint32), np.concatenate(places))
 
     return lambda rendered: map(speak, rendered)
 
@@ -467,9 +469,9 @@ def _json_speaker(definition: TokenizerJson, ids: UInt32s) -> Speak:
             number = ord(token["content"][1]) - NUMBERS if token["content"] in set(named) else None
             to_id[there[token["content"]]] = definition.tokenizer.token_to_id(token["content"]) if number is None else ids[number]
 
-    def speak(rendered: Sequence[OneText]) -> Iterator[Encoded]:
+    def speak(rendered: Sequence[OneText]) -> Iterator[EncodedText]:
         texts = ["".join(named[part] if isinstance(part, int) else part for part in one.parts) for one in rendered]
         for encoding in tokenizer.encode_batch(texts, add_special_tokens=False):
-            yield Encoded(to_id[np.array(encoding.ids, np.int64)], np.array(encoding.offsets, np.int64).reshape(-1, 2))
+            yield EncodedText(to_id[np.array(encoding.ids, np.int64)], np.array(encoding.offsets, np.int64).reshape(-1, 2))
 
     return speak

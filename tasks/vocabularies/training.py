@@ -46,7 +46,7 @@ from flat_tokens.tools.corpus import Corpus
 from flat_tokens.vocabulary import Vocabulary, byte_level_alphabet
 from tasks.config import BuildConfig
 from tasks.derive.choice import sample_hashes
-from tasks.download.cut import fetched_ahead, lent
+from tasks.download.cut import fetched_ahead, local_slice
 from tasks.models import Slice, Split
 from tasks.output.leases import Workspace
 from tasks.output.target import SplitRule
@@ -107,7 +107,7 @@ def texts_of_sources(
     with fetched_ahead(wanted, config.sources, workspace):
         for slice_ in wanted:
             source = config.sources[slice_.source]
-            with lent(slice_, config.sources, workspace) as here:
+            with local_slice(slice_, config.sources, workspace) as here:
                 tally, split_by = Tally(forgotten=forgotten), config.split_by_of(source)
                 for documents in read_documents(here, source, config.documents, tally, None, split_by):
                     in_train = rule.numbers(drawn_by(documents.rows), slice_.split) == 0
@@ -308,7 +308,7 @@ MADE = {"vocab_size": int, "merges": int, "special_tokens": [str], "pattern": st
 SHAPE: JsonObject = {"trained_on": {}, "read": {"documents": int, "text_bytes": int}, "by": str, "tokenizer": MADE}
 
 
-class Training(NamedTuple):
+class TrainingFacts(NamedTuple):
     """The facts of a training: ``trained_on`` decides the merges; ``read``: documents and bytes of text; ``by``: the library."""
 
     trained_on: JsonObject
@@ -316,20 +316,20 @@ class Training(NamedTuple):
     by: str
 
 
-class Trained(NamedTuple):
+class TrainedVocabulary(NamedTuple):
     """A vocabulary that was written: its directory, the digest of its tokenizer.json, its ids and merges."""
 
     path: str
     sha256: str
     vocab_size: int
     merges: int
-    training: Training
+    training: TrainingFacts
 
 
-def write(directory: str, merges: Merges, training: Training, request: VocabularyRequest) -> Trained:
+def write(directory: str, merges: Merges, training: TrainingFacts, request: VocabularyRequest) -> TrainedVocabulary:
     """Write a vocabulary, training.json before tokenizer.json. ValueError if another one is there."""
     data = definition_of(merges, request.regex, request.special_tokens)
-    made = Trained(
+    made = TrainedVocabulary(
         directory,
         hashlib.sha256(data).hexdigest(),
         len(merges.tokens) + len(request.special_tokens),
@@ -359,7 +359,7 @@ def _alone(store: Store) -> Iterator[None]:
         yield
 
 
-def _write(store: Store, data: bytes, made: Trained, request: VocabularyRequest) -> None:
+def _write(store: Store, data: bytes, made: TrainedVocabulary, request: VocabularyRequest) -> None:
     if store.exists(TOKENIZER) and hashlib.sha256(store.read(TOKENIZER)).hexdigest() != made.sha256:
         raise ValueError(f"{store.path(TOKENIZER)}: is another tokenizer. Name another directory: --to")
     described = {
@@ -374,7 +374,7 @@ def _write(store: Store, data: bytes, made: Trained, request: VocabularyRequest)
     store.put(TOKENIZER, data)
 
 
-def read(directory: str) -> tuple[Trained, Merges, VocabularyRequest]:
+def read(directory: str) -> tuple[TrainedVocabulary, Merges, VocabularyRequest]:
     """A vocabulary that was trained here, its merges, and the request for it. ValueError if it is not there, or if
     tokenizer.json is not the one that training.json names.
     """
@@ -391,7 +391,7 @@ def read(directory: str) -> tuple[Trained, Merges, VocabularyRequest]:
         check(record, SHAPE, "it")
         if (made := record["tokenizer"])["sha256"] != hashlib.sha256(data).hexdigest():
             raise ValueError(f"{TOKENIZER} has another digest")
-        training = Training(*(record[name] for name in Training._fields))
+        training = TrainingFacts(*(record[name] for name in TrainingFacts._fields))
         request = VocabularyRequest(
             vocab_sizes=(made["vocab_size"],), pattern=made["pattern"], special_tokens=tuple(made["special_tokens"])
         )
@@ -400,10 +400,10 @@ def read(directory: str) -> tuple[Trained, Merges, VocabularyRequest]:
             f"{store.path(TRAINING)}: does not describe the vocabulary next to it ({error}). Train it again"
         ) from error
     merges = merges_of(json.loads(data))
-    return Trained(directory, made["sha256"], made["vocab_size"], made["merges"], training), merges, request
+    return TrainedVocabulary(directory, made["sha256"], made["vocab_size"], made["merges"], training), merges, request
 
 
-def done_before(directory: str, size: int, trained_on: JsonObject, request: VocabularyRequest) -> Trained | None:
+def done_before(directory: str, size: int, trained_on: JsonObject, request: VocabularyRequest) -> TrainedVocabulary | None:
     """The vocabulary of *size* ids at a place, if it is there. ValueError if one of other text or settings is."""
     store = Store.at(directory)
     if not store.exists(TOKENIZER):

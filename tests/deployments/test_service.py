@@ -30,7 +30,7 @@ from websockets.sync.client import connect
 import flat_tokens
 from deployments.register import automate, create_pools, read_automations, read_deployments, register
 from flat_tokens.stores.store import Store
-from tasks.output.leases import building
+from tasks.output.leases import build_lease
 from tests.deployments.service import CHECKOUT, Service, end, environment, start, worker
 from tests.processes import family, free_port, kill, python, serving, until
 from tests.sources import held
@@ -533,7 +533,7 @@ def test_the_slot_of_a_run_whose_worker_died_is_given_to_the_next_one(service, h
         return str(service.start_run("elsewhere", {"config": config}, tags).json()["id"])
 
     (home / "long/_cache").mkdir(parents=True)
-    output_in_use = building(Store.at(home / "long"), home / "long/_cache")  # so that its builds leave their shards
+    output_in_use = build_lease(Store.at(home / "long"), home / "long/_cache")  # so that its builds leave their shards
     run_id = start_one("short-of-patience")
     with worker(service, "elsewhere") as pid:
         until(lambda: list((home / "long/_cache").glob("*/receipt.json")), "the first shard")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from deployments import supervised as module
-from deployments.supervised import RESTARTS, Process, Supervised, adopt_orphans, stop
+from deployments.supervised import RESTARTS, Process, SupervisedProcess, adopt_orphans, stop
 from tests.processes import python
 from tests.refusal import refusal
 
@@ -26,14 +26,14 @@ def begin(program: str) -> Callable[[], Process]:
     return start
 
 
-def killed(one: Supervised) -> Process:
+def killed(one: SupervisedProcess) -> Process:
     before = one.process
     before.kill()
     before.wait()
     return before
 
 
-def a_killed_process_is_started_again(sleeper: Supervised) -> None:
+def a_killed_process_is_started_again(sleeper: SupervisedProcess) -> None:
     assert sleeper.end() is None
     before = killed(sleeper)
     assert sleeper.end() == "was killed by signal 9 (Killed, which the system does where memory is short)"
@@ -42,7 +42,7 @@ def a_killed_process_is_started_again(sleeper: Supervised) -> None:
     assert sleeper.process.pid != before.pid
 
 
-def one_that_ends_again_and_again_is_given_up(sleeper: Supervised) -> None:
+def one_that_ends_again_and_again_is_given_up(sleeper: SupervisedProcess) -> None:
     for _ in range(RESTARTS):
         killed(sleeper)
         sleeper.start_again()
@@ -51,16 +51,16 @@ def one_that_ends_again_and_again_is_given_up(sleeper: Supervised) -> None:
         sleeper.start_again()
 
 
-def one_that_ran_for_long_is_started_again_however_often(sleeper: Supervised) -> None:
+def one_that_ran_for_long_is_started_again_however_often(sleeper: SupervisedProcess) -> None:
     module.STEADY_SECONDS = 0.0
     for _ in range(RESTARTS + 2):
         killed(sleeper)
         sleeper.start_again()
 
 
-def what_a_killed_process_started_goes_on_and_is_stopped_with_the_service(sleeper: Supervised) -> None:
+def what_a_killed_process_started_goes_on_and_is_stopped_with_the_service(sleeper: SupervisedProcess) -> None:
     """A run goes on without its worker. Ctrl-C ends it all the same."""
-    one = Supervised("worker", begin(HAS_A_CHILD))
+    one = SupervisedProcess("worker", begin(HAS_A_CHILD))
     output = one.process.stdout
     output.readline()  # its child has begun
     group = killed(one).pid
@@ -91,7 +91,7 @@ def test_in_a_process_of_its_own(behaviour):
 def show(behaviour: str) -> None:
     """Show one of the behaviours in this process, which adopts orphans."""
     adopt_orphans()
-    sleeper = Supervised("worker 'x'", begin(SLEEPS))
+    sleeper = SupervisedProcess("worker 'x'", begin(SLEEPS))
     try:
         globals()[behaviour](sleeper)
     finally:

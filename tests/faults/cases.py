@@ -24,7 +24,7 @@ import tasks.parts.stored
 import tasks.shards.writers
 import tasks.tokenize.segments
 from flat_tokens.arrays.layouts import LAYOUTS
-from flows.pipelines.stages import OF_A_BUILD, Step, do
+from flows.pipelines.stages import OF_A_BUILD, Step, run_step
 from tasks.config import TokenizerConfig
 from tasks.tokenize.tokenizers import load_tokenizer
 from tests.faults.support import ROOT, settings_of, write_notes
@@ -183,9 +183,9 @@ class Processes:
 
     def do(self, step: Step, item: Any) -> Any:
         if OF_A_BUILD.get(step.stage.name) is not step.stage or step.stage.pool is None:
-            return do(step, item)
+            return run_step(step, item)
         there, shared = pickle.loads(pickle.dumps((item, step.shared)))
-        return do(step._replace(shared=shared), there)
+        return run_step(step._replace(shared=shared), there)
 
 
 def small_objects_by_processes() -> None:

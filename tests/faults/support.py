@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from flat_tokens.stores.store import Store
-from flat_tokens.tools.export import Exported, export_of
+from flat_tokens.tools.export import ExportResult, export_of
 from flows.pipelines.build import BuildResult, build
 from flows.pipelines.derive import DerivedResult, derive
 from flows.pipelines.exchange import ImportResult, export, import_files
@@ -76,7 +76,7 @@ def derive_here(
         return derive(DeriveRequest.model_validate(request), runner)
 
 
-def export_here(dataset: str | Path, output: str | Path, format: str = "megatron", **options: Any) -> Exported:
+def export_here(dataset: str | Path, output: str | Path, format: str = "megatron", **options: Any) -> ExportResult:
     with Threads(2) as runner:
         return export(export_of(dataset, format, options), str(output), runner)
 

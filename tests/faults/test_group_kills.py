@@ -13,7 +13,7 @@ import pytest
 
 from flat_tokens.stores.store import Store
 from tasks.config import BuildConfig
-from tasks.output.leases import building
+from tasks.output.leases import build_lease
 from tests.faults.commands import receipts
 from tests.faults.support import build_here, settings_of, staged, version_digests, write_notes
 from tests.flows.pool import Pool, Process, finished, pool
@@ -52,7 +52,7 @@ def told(tmp_path: Path, name: str, count: int = 72, **settings: Any) -> dict[st
 def _shards_stay(tmp_path: Path) -> Iterator[None]:
     """As long as somebody else uses the output, its builds leave their shards, which tell what was made once and again."""
     (tmp_path / "out").mkdir()
-    with building(Store.at(tmp_path / "out"), tmp_path / "out/_cache"):
+    with build_lease(Store.at(tmp_path / "out"), tmp_path / "out/_cache"):
         yield
 
 

@@ -20,7 +20,7 @@ import flat_tokens
 import flat_tokens.stores.local
 import flat_tokens.stores.store
 from flat_tokens.stores.store import Store
-from tasks.output.swap import look, swap
+from tasks.output.swap import read_state, swap
 from tests.examples import first_fast
 from tests.faults.stores import BUCKETS, SECRET, Bucket, hurry, reach
 from tests.faults.support import build_here, objects, settings_of, write_notes
@@ -200,7 +200,7 @@ def test_the_pointer_is_moved_once_whatever_is_lost(bucket, fault):
     root = Store.at(f"{bucket.url}/pointer-{fault}")
     content = [b"first", b"second", b"third"]
     for i, data in enumerate(content):
-        seen, left = look(root, "latest.json"), [fault]
+        seen, left = read_state(root, "latest.json"), [fault]
         bucket.proxy.spoil = lambda method, path, left=left: left.pop() if method in ("PUT", "POST") and left else None  # type: ignore[misc]
         assert swap(root, "latest.json", seen, data)
         assert left == []
@@ -212,7 +212,7 @@ def test_the_pointer_is_moved_once_whatever_is_lost(bucket, fault):
 def test_another_machines_move_is_not_undone(bucket, monkeypatch):
     """It writes after we have looked, while our first try is lost on its way: there is no second one."""
     root = Store.at(f"{bucket.url}/race")
-    assert swap(root, "latest.json", look(root, "latest.json"), b"one")
+    assert swap(root, "latest.json", read_state(root, "latest.json"), b"one")
 
     def lose(*_: object) -> bool:
         monkeypatch.undo()
@@ -220,7 +220,7 @@ def test_another_machines_move_is_not_undone(bucket, monkeypatch):
         raise ConnectionResetError("lost on its way")
 
     monkeypatch.setattr("tasks.output.swap._write_if", lose)
-    assert not swap(root, "latest.json", look(root, "latest.json"), b"mine")
+    assert not swap(root, "latest.json", read_state(root, "latest.json"), b"mine")
     assert root.read("latest.json") == b"theirs"
 
 

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 import flat_tokens.checker
 import flat_tokens.manifest
-from flat_tokens import LAYOUTS, Checked, DamagedError, Layout, LayoutName, TokenBatch, verify
+from flat_tokens import LAYOUTS, CheckProgress, DamagedError, Layout, LayoutName, TokenBatch, verify
 from flat_tokens.arrays.layouts import group_metadata
 from flat_tokens.manifest import history_digest, manifest_bytes, read_manifest
 from flat_tokens.stores.store import Store
@@ -607,7 +607,7 @@ def test_the_reference_writers_dataset_passes(reference):
 # What is told meanwhile
 
 
-def told_of(dataset: Path, level: Any) -> list[Checked]:
+def told_of(dataset: Path, level: Any) -> list[CheckProgress]:
     told = []
     with contextlib.suppress(ValueError):
         verify(dataset, level, watch=told.append)

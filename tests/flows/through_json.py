@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal
 
 from flows.pipelines.build import BuildResult, build
-from flows.pipelines.stages import Stage, Step, do, through
+from flows.pipelines.stages import Stage, Step, run_step, run_steps
 from flows.runners.elsewhere import group_of, result_as_json, result_from_json, work_of
 from flows.runners.processes import Threads
 from tasks.config import BuildConfig
@@ -30,17 +30,17 @@ class Elsewhere:
 
     def start(self, item: Any, *steps: Step) -> Future[Any]:
         if steps[0].stage.pool is None:
-            return self._pool.submit(through, item, steps)
+            return self._pool.submit(run_steps, item, steps)
         group = Group.model_validate_json(group_of(self._config, [item], steps).model_dump_json())
         (place,) = {getattr(one, "workspace", one) for one in steps[0].shared if isinstance(one, Workspace | Target)}
         return self._pool.submit(self._through, group, place)
 
     def here(self, items: Sequence[Any], step: Step) -> list[Any]:
-        return [do(step, item) for item in items]
+        return [run_step(step, item) for item in items]
 
     def _through(self, group: Group, place: Workspace) -> Any:
         (item,), steps = work_of(group, place)
-        return result_from_json(steps, json.loads(json.dumps(result_as_json(steps, through(item, steps)))))
+        return result_from_json(steps, json.loads(json.dumps(result_as_json(steps, run_steps(item, steps)))))
 
 
 def built(settings: dict[str, Any], workers: int | None = 1) -> BuildResult:

@@ -17,7 +17,7 @@ import pytest
 import flat_tokens
 from flat_tokens.stores.store import Store
 from tasks.garbage import GarbageReport, Policy, collect, needs_of, remove_superfluous
-from tasks.output.leases import building
+from tasks.output.leases import build_lease
 from tasks.output.pointer import read_pointer
 from tasks.output.versions import Version, list_versions, names_of, pin, roll_back
 from tasks.shards.receipts import load_shard
@@ -173,7 +173,7 @@ def test_groups_that_no_build_came_back_for_go_when_they_are_old(root, build, tm
         root.put(f"_groups/{name}/group.json", data)
         root.put(f"_groups/{name}/report.json", data)
     assert collect(root, WEEK, delete=True).garbage == ()
-    with building(root, tmp_path):
+    with build_lease(root, tmp_path):
         assert collect(root, NOW, delete=True).garbage == ()
     gone = collect(root, NOW, delete=True).garbage
     assert [(item.kind, item.name, item.byte_count) for item in gone] == [
@@ -207,7 +207,7 @@ def test_downloads_and_quarantine_go_when_no_kept_version_was_made_of_them(tmp_p
 def test_while_a_build_runs_nothing_goes_that_it_may_read(root, build, tmp_path):
     build("a")
     build("b")
-    with building(root, tmp_path / "scratch"):
+    with build_lease(root, tmp_path / "scratch"):
         dry = collect(root, NOW)
         done = collect(root, NOW, delete=True)
     assert "a build is running" in str(dry.left)
@@ -231,7 +231,7 @@ def test_a_version_that_is_pinned_or_made_the_latest_at_the_last_moment_stays(ro
 def divide_then(monkeypatch: pytest.MonkeyPatch, late: Callable[[str], object]) -> None:
     import tasks.garbage
 
-    real, calls = tasks.garbage.divide, []
+    real, calls = tasks.garbage.divide_versions, []
 
     def divide(versions: list[Version], policy: Policy) -> object:
         kept, going = real(versions, policy)
@@ -239,7 +239,7 @@ def divide_then(monkeypatch: pytest.MonkeyPatch, late: Callable[[str], object]) 
             calls.append(late(going[0].version))
         return kept, going
 
-    monkeypatch.setattr(tasks.garbage, "divide", divide)
+    monkeypatch.setattr(tasks.garbage, "divide_versions", divide)
 
 
 class Killed(BaseException):

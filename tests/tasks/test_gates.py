@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from tasks.config import BuildConfig
 from tasks.faults import faults_of
-from tasks.gates import LOST_SOURCES, Gate, Subject, judge, summary_of, worst
+from tasks.gates import LOST_SOURCES, Gate, Subject, judge, strictest_action, summary_of
 
 ALL = Subject()
 WEB, NOTES = Subject(source="web"), Subject(source="notes")
@@ -95,7 +95,12 @@ def test_what_could_not_be_told_does_not_pass():
 def test_the_strictest_action_wins():
     gates = [Gate(of="documents", at_least=9, action=action) for action in ("warn", "hold", "stop")]
     found = judge(gates, {("documents", ALL): 1}, None)
-    assert [worst(found), worst(found[:2]), worst(found[:1]), worst([])] == ["stop", "hold", "warn", None]
+    assert [strictest_action(found), strictest_action(found[:2]), strictest_action(found[:1]), strictest_action([])] == [
+        "stop",
+        "hold",
+        "warn",
+        None,
+    ]
     assert summary_of(found, "hold") == "documents: 1; wanted is at least 9"
 
 

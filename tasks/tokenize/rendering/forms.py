@@ -19,7 +19,7 @@ Places = list[IntPair]
 """Bytes that a form has before a place, and how many contents are before it."""
 
 
-class Rendered(NamedTuple):
+class RenderedConversation(NamedTuple):
     """A conversation in parts. ``kinds``: of each part ORDINARY or the number of its special token. ``ends``: of the ordinary
     ones in ``text``, in bytes. ``spans``: starts and stops of what counts, in bytes of all parts; a special token has two.
     """
@@ -30,7 +30,7 @@ class Rendered(NamedTuple):
     spans: list[int]
 
     @classmethod
-    def of(cls, parts: Sequence[bytes | int], spans: Sequence[IntPair]) -> Rendered:
+    def of(cls, parts: Sequence[bytes | int], spans: Sequence[IntPair]) -> RenderedConversation:
         """Of ordinary texts in UTF-8 and numbers of special tokens."""
         texts = [part for part in parts if isinstance(part, bytes)]
         kinds = [part if isinstance(part, int) else ORDINARY for part in parts]
@@ -98,7 +98,7 @@ class Form(NamedTuple):
         places = [edges.get(place) for span in spans for place in span]
         return None if None in places else cls(pieces, tuple(literals), kinds, ends, [place for place in places if place])
 
-    def filled(self, text: str, contents: list[str]) -> Rendered | None:
+    def filled(self, text: str, contents: list[str]) -> RenderedConversation | None:
         """A rendered conversation with these contents. None if it is not of this form."""
         if "".join(_alternately(self.pieces, contents)) != text:
             contents = [content.strip() for content in contents]
@@ -106,7 +106,7 @@ class Form(NamedTuple):
                 return None
         data = [content.encode() for content in contents]
         before = [0, *accumulate(map(len, data))]
-        return Rendered(
+        return RenderedConversation(
             self.kinds,
             [size + before[i] for size, i in self.ends],
             b"".join(_alternately(self.literals, data)),

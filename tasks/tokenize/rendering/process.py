@@ -18,7 +18,7 @@ from array import array
 from collections.abc import Callable
 from typing import Any, BinaryIO, TypeVar
 
-from tasks.tokenize.rendering.forms import Rendered
+from tasks.tokenize.rendering.forms import RenderedConversation
 from tasks.tokenize.rendering.messages import Names, RefusedError
 from tasks.tokenize.rendering.renderer import NotATemplateError, Renderer
 from tasks.tokenize.rendering.request import ANSWER, BATCH, FACTS, Limits, Settings
@@ -132,7 +132,7 @@ class _Reply:
         self._faults: list[tuple[int, str, str]] = []
         self._at = 0
 
-    def add(self, rendered: Rendered) -> None:
+    def add(self, rendered: RenderedConversation) -> None:
         self._spans += [self._at + place for place in rendered.spans]
         self._kinds.extend(rendered.kinds)
         self._ends += [self.text_bytes + end for end in rendered.ends]

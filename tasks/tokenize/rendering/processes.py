@@ -35,7 +35,7 @@ class BadText(NamedTuple):
     detail: str
 
 
-class Parted(NamedTuple):
+class TextParts(NamedTuple):
     """Texts in parts. ``counts``: parts of each, int64[n]. ``kinds``: int64[p], of each part: ORDINARY, or the number of its
     special token. ``texts``: the ordinary parts. ``spans``: the places of what counts, int64[s, 2], text by text, in bytes of all
     parts, if a special token has two. ``faults``: texts that are refused, by their numbers; they have no parts.
@@ -97,7 +97,7 @@ class RenderProcess:
             raise ValueError(facts["fault"])
         self.why_slow: str | None = facts["why_slow"]
 
-    def render(self, texts: pa.LargeStringArray) -> Iterator[Parted]:
+    def render(self, texts: pa.LargeStringArray) -> Iterator[TextParts]:
         """Render some conversations, in order, in several answers if they are large. _EndedError if the process ends."""
         data, offsets = text_buffers(texts)
         own = data[offsets[0] : offsets[-1]]
@@ -111,7 +111,7 @@ class RenderProcess:
             borders = pa.py_buffer(np.append(0, ends))
             left -= len(counts)
             parts = pa.LargeStringArray.from_buffers(len(ends), borders, pa.py_buffer(text))
-            yield Parted(counts, kinds, parts, spans.reshape(-1, 2), faults)
+            yield TextParts(counts, kinds, parts, spans.reshape(-1, 2), faults)
 
     def _send(self, *parts: Any) -> None:
         try:
@@ -168,7 +168,7 @@ class Renderers:
         with self._process() as process:
             self.why_slow = process.why_slow
 
-    def __call__(self, texts: pa.LargeStringArray) -> Iterator[Parted]:
+    def __call__(self, texts: pa.LargeStringArray) -> Iterator[TextParts]:
         """Render some conversations, in order. A process that ends within one is replaced, and that conversation is refused."""
         at, alone, times = 0, False, 0
         while at < len(texts):
@@ -244,11 +244,11 @@ def _forget_all() -> None:
     _idle.clear()
 
 
-def _refused(detail: str) -> Parted:
+def _refused(detail: str) -> TextParts:
     """The answer for one text that is refused."""
     nothing = np.empty(0, np.int64)
     texts = pa.LargeStringArray.from_buffers(0, pa.py_buffer(np.zeros(1, np.int64)), pa.py_buffer(b""))
-    return Parted(np.zeros(1, np.int64), nothing, texts, nothing.reshape(0, 2), {0: BadText("limits", detail)})
+    return TextParts(np.zeros(1, np.int64), nothing, texts, nothing.reshape(0, 2), {0: BadText("limits", detail)})
 
 
 atexit.register(_end_all)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 from jinja2 import TemplateError
 
-from tasks.tokenize.rendering.forms import Form, Rendered
+from tasks.tokenize.rendering.forms import Form, RenderedConversation
 from tasks.tokenize.rendering.messages import (
     END_OF_THOUGHT,
     Message,
@@ -93,7 +93,7 @@ class Renderer:
             raise NotATemplateError(f"it is not one: {error}") from error
         self.turns = Turns(self.template, settings.roles, settings.counted, specials)
 
-    def __call__(self, data: bytes) -> Rendered:
+    def __call__(self, data: bytes) -> RenderedConversation:
         """Render a conversation, which is JSON. RefusedError if that is not possible, or if text of it is lost."""
         simple = self._simple(data)
         if simple is not None and (form := self._forms.get(simple.roles)) and (formed := self._formed(form, simple)):
@@ -167,7 +167,7 @@ class Renderer:
             found = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=True)]
         return Simple(tuple(roles), contents, found, text)
 
-    def _formed(self, form: Form, of: Simple) -> Rendered | None:
+    def _formed(self, form: Form, of: Simple) -> RenderedConversation | None:
         """A conversation with the roles of a form. None if it is not of this form, or a special string may begin in a content."""
         ends = [end for one in of.contents for end in (one[-1:], one.rstrip()[-1:])] if of.roles in self._joining else ()
         if not self._firsts.isdisjoint(ends):
@@ -246,7 +246,7 @@ class Renderer:
                     return text[:-length] + _reference(text[-length:], aside)
         return text
 
-    def _parts(self, text: str, aside: list[str]) -> Rendered:
+    def _parts(self, text: str, aside: list[str]) -> RenderedConversation:
         """Rendered text in parts, with what was put aside in its place."""
         parts: list[bytes | int] = []
         spans: list[IntPair] = []
@@ -280,7 +280,7 @@ class Renderer:
             plain.append(text[at:].encode())
         if plain:
             parts.append(b"".join(plain))
-        return Rendered.of(parts, spans)
+        return RenderedConversation.of(parts, spans)
 
 
 def _with_spans(text: str, spans: list[IntPair]) -> str:

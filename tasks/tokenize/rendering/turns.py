@@ -41,7 +41,7 @@ NOT_FOUND = (
 OUT_OF_ORDER = NOT_FOUND.replace("otherwise when others follow", "out of order")
 
 
-class Reading(NamedTuple):
+class MarkedText(NamedTuple):
     """Rendered text without marks, the parts that were marked, and the places of what counts by ``{% generation %}``.
     ``has_repeats``: it has a text of a message twice.
     """
@@ -85,7 +85,7 @@ class Turns:
 
     def places(self, messages: list[Message], text: str) -> list[IntPair] | None:
         """The places of contents in a conversation of nothing else, which is rendered as *text*. None if they are not known."""
-        found = _Conversation.of(self._template, messages, None, [], Reading(text, [], [], False), ("", ""), "")
+        found = _Conversation.of(self._template, messages, None, [], MarkedText(text, [], [], False), ("", ""), "")
         parts = found.parts if found else []
         is_each = [part.message for part in parts] == [*range(len(messages))]
         return [(part.start, part.stop) for part in parts] if is_each else None
@@ -202,7 +202,7 @@ class _Conversation:
         messages: list[Message],
         marked: list[Message],
         tools: Any,
-        reading: Reading,
+        reading: MarkedText,
         owners: list[tuple[str, int]],
     ) -> None:
         self.messages, self.text, self.parts = messages, reading.text, reading.parts
@@ -211,7 +211,7 @@ class _Conversation:
         for part in reading.parts:
             self.starts.setdefault(part.message, part.start)
             self.ends[part.message] = part.stop
-        self._tails: dict[tuple[int, bool], Reading | RefusedError] = {}
+        self._tails: dict[tuple[int, bool], MarkedText | RefusedError] = {}
         self.refusal = RefusedError("")
 
     @classmethod
@@ -221,7 +221,7 @@ class _Conversation:
         messages: list[Message],
         tools: Any,
         numbers: list[int],
-        plain: Reading,
+        plain: MarkedText,
         marks: tuple[str, str],
         seal: str,
     ) -> _Conversation | None:
@@ -284,7 +284,7 @@ def _marker(number: int, owners: list[tuple[str, int]], of_empty: bool) -> Any:
     return mark
 
 
-def _read(rendered: str, owners: Sequence[tuple[str, int]], seal: str) -> Reading:
+def _read(rendered: str, owners: Sequence[tuple[str, int]], seal: str) -> MarkedText:
     """Rendered text, by the marks in it. Others than these are left to it."""
     pieces, parts, spans, has_repeats = list[str](), dict[int, MessagePart](), list[IntPair](), False
     opened, begun, at, length = dict[int, int](), 0, 0, 0
@@ -305,7 +305,7 @@ def _read(rendered: str, owners: Sequence[tuple[str, int]], seal: str) -> Readin
             begun = length
         else:
             spans.append((begun, length))
-    return Reading("".join([*pieces, rendered[at:]]), [*parts.values()], spans, has_repeats)
+    return MarkedText("".join([*pieces, rendered[at:]]), [*parts.values()], spans, has_repeats)
 
 
 def _kinds(messages: list[Message], numbers: list[int]) -> set[str]:

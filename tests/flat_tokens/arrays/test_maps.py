@@ -21,7 +21,7 @@ import zarr
 
 from flat_tokens.arrays import maps
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
-from flat_tokens.arrays.maps import Recent, share
+from flat_tokens.arrays.maps import Recent, share_work
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.stores.store import Store
@@ -158,7 +158,7 @@ def eight(monkeypatch: pytest.MonkeyPatch) -> int:
     """A bound of eight files. What other tests have mapped is let go."""
     gc.collect()
     maps._make_room(0)
-    monkeypatch.setattr(maps, "bound", lambda: 8)
+    monkeypatch.setattr(maps, "most_maps", lambda: 8)
     return 8
 
 
@@ -199,8 +199,8 @@ def test_what_was_used_last_stays_mapped(tmp_path, eight, kind, monkeypatch):
 def test_the_bound_follows_the_limit(monkeypatch):
     for limit, expected in ((1024, 512), (3, 1), (1, 1), (1 << 20, 4096), (maps.resource.RLIM_INFINITY, 4096)):
         monkeypatch.setattr(maps.resource, "getrlimit", lambda _, limit=limit: (limit, limit))
-        assert maps.bound() == expected
-        assert 1 <= maps.at_a_time() <= expected
+        assert maps.most_maps() == expected
+        assert 1 <= maps.maps_of_a_read() <= expected
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -288,14 +288,14 @@ def four_processors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 33, 1000])
 def test_all_of_the_work_is_done_once(four_processors, count):
     done = []
-    share(lambda part: done.extend(part), count)
+    share_work(lambda part: done.extend(part), count)
     assert sorted(done) == list(range(count))
 
 
 def test_much_work_is_done_by_several_threads_at_once(four_processors):
     """Each part waits for the three others: with fewer threads none would come to an end."""
     together = threading.Barrier(4, timeout=60)
-    share(lambda part: together.wait() and None, 100)
+    share_work(lambda part: together.wait() and None, 100)
 
 
 def test_an_error_of_any_part_is_raised(four_processors):
@@ -304,7 +304,7 @@ def test_an_error_of_any_part_is_raised(four_processors):
             raise ValueError("the last one")
 
     with refusal("the last one"):
-        share(work, 100)
+        share_work(work, 100)
 
 
 FORK = """

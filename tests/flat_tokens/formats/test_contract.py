@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import flat_tokens
 from flat_tokens.formats import Files, open_any
-from flat_tokens.formats.contract import Joined, bounded_batches, sequence_ranges, split_of
+from flat_tokens.formats.contract import JoinedReaders, bounded_batches, sequence_ranges, split_of
 from flat_tokens.formats.megatron import Megatron
 from flat_tokens.formats.modalities import Modalities
 from flat_tokens.rows.split import ahead
@@ -115,7 +115,7 @@ def test_a_damaged_dataset_is_not_taken_for_another_format(tmp_path):
 @examples(20)
 @given(parts=st.lists(RAGGED, min_size=1, max_size=3))
 def test_joined_readers_are_one_array(parts):
-    joined = Joined(tuple(splits_of(sequences)["train"] for sequences in parts))
+    joined = JoinedReaders(tuple(splits_of(sequences)["train"] for sequences in parts))
     assert sequences_in(joined, 100) == [sequence for sequences in parts for sequence in sequences]
     with refusal("there is no sequence", IndexError):
         joined.sequence(joined.seq_count)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import flat_tokens
 from flat_tokens import BlockOrder, BucketedLoader, FillInMiddle, FlatTokens, ShuffledLoader
-from flat_tokens.rows.loader import dealt
+from flat_tokens.rows.loader import hosts_of_rows
 from tests.examples import NIGHTLY, examples
 from tests.flat_tokens.rows.rows_by_number import Numbers, places_of
 from tests.flat_tokens.rows.test_crop import written
@@ -156,7 +156,7 @@ def test_the_dearest_row_goes_to_the_host_with_the_least_cost(costs, hosts):
         expected[row] = host
         sums[host] += costs[row]
         given_rows[host] += 1
-    assert dealt(np.array(costs, np.int64), counts).tolist() == [expected[row] for row in range(len(costs))]
+    assert hosts_of_rows(np.array(costs, np.int64), counts).tolist() == [expected[row] for row in range(len(costs))]
 
 
 @pytest.mark.parametrize("settings", [{}, {"fit": "best"}, {"fit": "crop"}, {"split_across_pack": True}, {"pad_to": 4}], ids=str)

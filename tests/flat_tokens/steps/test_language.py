@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flat_tokens.steps import Stepped
+from flat_tokens.steps import StepsOutcome
 from tests.flat_tokens.steps.taking import taken
 from tests.refusal import refusal
 
@@ -22,7 +22,7 @@ TEXTS = [
 ]
 
 
-def found_in(*texts: str, **options: Any) -> Stepped:
+def found_in(*texts: str, **options: Any) -> StepsOutcome:
     return taken([{"use": "language", "options": options}], *texts)
 
 

@@ -116,7 +116,7 @@ PLACES: dict[str, Place] = {
     "store, past the page cache": Place(LARGE, direct),
     "map": Place(LARGE, mapped),
     "library": Place(LARGE, lambda root: reading.library_path(root / "d/x").__enter__()),
-    "without links": Place(LARGE, lambda root: reading.followed(root / "d/x")),
+    "without links": Place(LARGE, lambda root: reading.resolved_path(root / "d/x")),
     "run of small files": Place(LARGE, lambda root: os.close(run_descriptor(str(root / "d/x")))),
     "keys": Place(written("d/x", b"00" * 8 + b"\n"), lambda root: read_keys(str(root / "d/x"))),
     "text": of_text("d/a.txt", "text", b"one\ntwo\n"),

@@ -16,7 +16,7 @@ from flat_tokens.formats import FORMATS
 from flat_tokens.tools import export as exporting
 from flat_tokens.tools.cli import description, main
 from flat_tokens.tools.corpus import ORIGIN, open_corpus
-from flat_tokens.tools.export import Exported, export_of, import_dataset, write
+from flat_tokens.tools.export import ExportResult, export_of, import_dataset, write
 from tests.damage import change_file
 from tests.flat_tokens.demo import DEMO
 from tests.made import write_sequences
@@ -45,7 +45,7 @@ def made(path: Path, train: list[list[int]] = TRAIN, validation: list[list[int]]
     return write_sequences(path, train, validation)
 
 
-def export(dataset: Path, out: Path, format: str = "megatron", **options: Any) -> Exported:
+def export(dataset: Path, out: Path, format: str = "megatron", **options: Any) -> ExportResult:
     return write(export_of(dataset, format, options), str(out))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import flat_tokens
 from flat_tokens.stores.store import Store
-from tasks.output.leases import building
+from tasks.output.leases import build_lease
 from tests.faults.support import write_notes
 from tests.flat_tokens.demo import TOKENIZER
 from tests.processes import python
@@ -61,7 +61,7 @@ def test_a_datasets_life(config, tmp_path, terminal):
     assert "12 documents" in status
     assert "pinned     none" in status
     assert "now        no build is under way" in status
-    with building(Store.at(output), output / "_cache"):
+    with build_lease(Store.at(output), output / "_cache"):
         assert "now        a build is running" in terminal.out("status", config)
 
     assert lines("gc", output)[0] == "nothing to remove"
@@ -114,7 +114,7 @@ def test_what_a_first_build_left_is_told_and_removed(config, tmp_path, terminal)
     for directory in (shard, unfinished):
         directory.mkdir(parents=True)
         (directory / "tokens").write_bytes(bytes(5000))
-    with building(Store.at(str(output)), tmp_path):
+    with build_lease(Store.at(str(output)), tmp_path):
         status, garbage = ("\n".join(terminal.lines(command, config)) for command in ("status", "gc"))
     assert "latest      nothing is published yet" in status
     assert "unfinished  10.0 kB of builds that have not published" in status

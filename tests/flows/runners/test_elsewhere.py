@@ -12,11 +12,11 @@ from prefect.exceptions import ParameterTypeError
 from flat_tokens.stores.reading import INPUT_ROOTS, OUTPUT_ROOTS, SCRATCH
 from flat_tokens.stores.store import Store, StoredObject
 from flows.groups import tokenize_group
-from flows.pipelines.stages import DOWNLOAD, SHARD_WRITE, SPLIT, TOKENIZE, through
+from flows.pipelines.stages import DOWNLOAD, SHARD_WRITE, SPLIT, TOKENIZE, run_steps
 from flows.runners.elsewhere import group_of, result_as_json, result_from_json, work_of
 from flows.runners.work_pool import has_room
 from tasks.assemble.assembler import Assembler
-from tasks.assemble.write import Span, Written
+from tasks.assemble.write import Span, WrittenSpan
 from tasks.config import BuildConfig, Source
 from tasks.download.slices import slices_of
 from tasks.download.sources import resolve_source
@@ -63,7 +63,7 @@ def test_a_slice_that_another_process_tokenizes_becomes_the_shard_of_its_key(tmp
         cutting = group_of(config, [(found,)], [DOWNLOAD.given(config.sources, config.slice_bytes, here)])
         items, steps = work_of(sent(cutting), there)
         assert items == [(found,)]
-        told = json.loads(json.dumps(result_as_json(steps, through(items[0], steps))))
+        told = json.loads(json.dumps(result_as_json(steps, run_steps(items[0], steps))))
         slices = list(slices_of(result_from_json(steps, told), config.slice_bytes))
         assert slices[0].ranges[0].file.found == found
 
@@ -73,7 +73,7 @@ def test_a_slice_that_another_process_tokenizes_becomes_the_shard_of_its_key(tmp
         items, steps = work_of(sent(group), there)
         assert items == slices
         assert steps == [TOKENIZE.given(recipe, there, ()), SHARD_WRITE.given(there)]
-        shard = result_from_json(steps, result_as_json(steps, through(items[0], steps)))
+        shard = result_from_json(steps, result_as_json(steps, run_steps(items[0], steps)))
         assert shard == load_shard(here.root, recipe.key(slices[0]))
 
 
@@ -102,7 +102,7 @@ def test_spans_and_what_was_written_of_them_come_back(config, tmp_path):
     assert group.digest == group_of(config, [SPAN], [SPLIT.given(target_of(there), None)]).digest
     items, steps = work_of(sent(group), there)
     assert (items, steps) == ([SPAN], [SPLIT.given(target_of(there), None)])
-    written = Written((StoredObject("train/encoded_tokens/c/0", 12, "ab"),), 7)
+    written = WrittenSpan((StoredObject("train/encoded_tokens/c/0", 12, "ab"),), 7)
     assert result_from_json(steps, json.loads(json.dumps(result_as_json(steps, written)))) == written
 
 
@@ -141,7 +141,7 @@ def test_a_group_has_a_worker_read_nothing_outside_its_roots(tmp_path, config, r
     for uri in (f"{tmp_path}/secret.jsonl", f"file://{tmp_path}/secret.jsonl", "http://127.0.0.1:9/a", "hf://datasets/a/b/c"):
         items, steps = work_of(grouped(config, f"{tmp_path}/data/a.parquet", uri, rooted), rooted)
         with refusal("may not be read here"):
-            through(items[0], steps)
+            run_steps(items[0], steps)
     with refusal("may not be read here"):
         work_of(grouped(config, f'"{tmp_path}/data"', f'"{tmp_path}"', rooted), rooted)
 

@@ -12,7 +12,7 @@ import pytest
 
 import flows.watch.outages
 from flows.watch.failures import InOneLine, report_in_one_line
-from flows.watch.outages import TOLD_ELSEWHERE, Outages, gone
+from flows.watch.outages import TOLD_ELSEWHERE, Outages, why_unreachable
 from tests.processes import free_port, serving, until
 
 
@@ -85,7 +85,7 @@ def test_what_another_process_tells_is_not_told_again(caplog, monkeypatch):
 
 def test_what_follows_an_outage_is_of_it(monkeypatch):
     """Parts of Prefect notice late that there was one."""
-    monkeypatch.setattr(flows.watch.outages, "gone", lambda url: None)
+    monkeypatch.setattr(flows.watch.outages, "why_unreachable", lambda url: None)
     monkeypatch.setattr(flows.watch.outages, "LATE_SECONDS", 600.0)
     watch = Outages("http://127.0.0.1:9/api")
     watch._back = time.monotonic()
@@ -95,7 +95,7 @@ def test_what_follows_an_outage_is_of_it(monkeypatch):
 
 
 def test_services_that_failed_in_an_outage_say_so_in_vain_however_late(monkeypatch):
-    monkeypatch.setattr(flows.watch.outages, "gone", lambda url: None)
+    monkeypatch.setattr(flows.watch.outages, "why_unreachable", lambda url: None)
     watch = Outages("http://127.0.0.1:9/api")
     service = record("prefect._internal.concurrency", logging.ERROR)
     assert watch.filter(service)
@@ -107,10 +107,10 @@ def test_services_that_failed_in_an_outage_say_so_in_vain_however_late(monkeypat
 def test_only_silence_is_an_outage():
     """A server that refuses is there; of an address that is none nothing can be told."""
     with answering(0) as url:
-        assert gone(f"{url}/api/") is None
-        assert gone(f"{url}/elsewhere") is None
-    assert "refused" in str(gone(f"{url}/api"))
-    assert gone("nowhere") is None
+        assert why_unreachable(f"{url}/api/") is None
+        assert why_unreachable(f"{url}/elsewhere") is None
+    assert "refused" in str(why_unreachable(f"{url}/api"))
+    assert why_unreachable("nowhere") is None
 
 
 def lines_of(error: BaseException) -> list[str]:

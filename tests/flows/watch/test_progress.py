@@ -17,17 +17,17 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL
 
 import tasks.shards.write
-from flat_tokens import Checked
+from flat_tokens import CheckProgress
 from flat_tokens.manifest import SPLITS
 from flows.build import build_dataset
 from flows.commands.build import run_build
 from flows.watch.progress import (
-    _Shown,
-    alive,
-    counted,
+    _ProgressArtifacts,
+    counted_stage,
     dataset_name,
     flow_run,
-    logged,
+    logging_to_server,
+    run_heartbeats,
     showing_progress,
 )
 from flows.watch.terminal import progress_line
@@ -159,7 +159,7 @@ def test_every_stage_is_an_artifact_that_moves():
     @flow
     def moving() -> None:
         run = flow_run()
-        with _Shown(run.id, "Seen_By.People") as shown:
+        with _ProgressArtifacts(run.id, "Seen_By.People") as shown:
             meter.reset()
             shown.update()
             seen.append(progress_of(run.id))
@@ -229,7 +229,7 @@ def test_log_lines_of_our_modules_reach_the_server_once_from_any_thread():
     @flow
     def talking() -> None:
         run_ids.append(flow_run().id)
-        with logged(), logged():
+        with logging_to_server(), logging_to_server():
             tell(names[0])
             in_threads(tell, names[1:])
         logging.getLogger(names[0]).warning("said behind it")
@@ -349,9 +349,9 @@ def test_a_dataset_is_called_what_its_manifest_says(tmp_path):
 
 
 def test_a_meter_is_told_of_what_others_count():
-    told = counted("verify")
-    told(Checked(25, 100, 0))
-    told(Checked(50, 100, 2))
+    told = counted_stage("verify")
+    told(CheckProgress(25, 100, 0))
+    told(CheckProgress(50, 100, 2))
     now = meter.read()
     assert (now.stage, now.total, now.done) == ("verify", 100, Done(50, faults=2))
     meter.expect(60)
@@ -375,7 +375,7 @@ def test_the_automations_wait_for_no_heartbeat_of_a_run_that_tells_its_end(monke
     monkeypatch.setattr("flows.watch.progress.emit_event", emit)
     monkeypatch.setattr("flows.watch.progress.HEARTBEAT_SECONDS", 0.01)
 
-    @alive()
+    @run_heartbeats()
     def work() -> None:
         until(lambda: len(told) > 2)
         raise ValueError("however it ends")

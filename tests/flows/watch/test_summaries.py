@@ -9,14 +9,14 @@ import pytest
 
 from flat_tokens import DamagedError, Verification
 from flat_tokens.stores.store import StoredObject
-from flat_tokens.tools.export import Exported, export_of
+from flat_tokens.tools.export import ExportResult, export_of
 from flat_tokens.tools.terminal import markdown
 from flows.derive import derive_dataset, import_dataset
 from flows.export import export_dataset
 from flows.pipelines.build import BuildResult
 from flows.pipelines.derive import DerivedResult
 from flows.pipelines.exchange import ImportResult
-from flows.pipelines.publish import Published
+from flows.pipelines.publish import PublishResult
 from flows.pipelines.refresh import RefreshResult
 from flows.refresh import changed
 from flows.verify import verify_dataset
@@ -38,7 +38,7 @@ TOTALS = {
 }
 
 
-P = TypeVar("P", bound=Published)
+P = TypeVar("P", bound=PublishResult)
 
 
 def result_of(kind: type[P], documents: dict[str, Any], **particular: Any) -> P:
@@ -154,7 +154,7 @@ def test_the_summary_of_an_export_says_what_was_read_and_written(tmp_path):
     publish_docs(tmp_path / "a", docs_of([1, 2], [3]), docs_of([4], key=9))
     order = export_of(tmp_path / "a", "megatron", {})
     files = tuple(StoredObject(f"train|{i}.bin", 500, "ab") for i in range(2))
-    result = Exported("gs://bucket/out", "megatron", files, 2, 1, was_done=False, seconds=0.5)
+    result = ExportResult("gs://bucket/out", "megatron", files, 2, 1, was_done=False, seconds=0.5)
     lines = exported("made", order, result).splitlines()
     where = "[gs://bucket/out](https://console.cloud.google.com/storage/browser/bucket/out)"
     assert lines[0] == "# made as megatron"

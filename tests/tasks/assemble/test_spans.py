@@ -34,7 +34,7 @@ from flat_tokens.stores.store import Store
 from flat_tokens.writer import ArrayWriter, FlatTokensWriter, put_metadata
 from tasks.assemble.assembler import Assembler, VersionSink
 from tasks.assemble.duplicates import DuplicateFilter
-from tasks.assemble.write import Span, SpanLayout, Written, count_part, write_span
+from tasks.assemble.write import Span, SpanLayout, WrittenSpan, count_part, write_span
 from tasks.models import Split, TokenShard
 from tasks.output.leases import Workspace, attempt
 from tasks.output.paths import CACHE, UNFINISHED, shard_key
@@ -292,7 +292,7 @@ class OnRequest:
     def __init__(self, span: Span, target: Target, assembler: Assembler) -> None:
         self.arguments = span, target, assembler
 
-    def result(self) -> Written:
+    def result(self) -> WrittenSpan:
         return write_span(*self.arguments)
 
     def cancel(self) -> bool:
@@ -307,7 +307,7 @@ def opened(target: Target) -> Assembler:
     return assembler
 
 
-def assembled(parts: list[ShardPart], target: Target) -> list[tuple[Span, Written]]:
+def assembled(parts: list[ShardPart], target: Target) -> list[tuple[Span, WrittenSpan]]:
     with opened(target) as assembler:
         for part in parts:
             assembler.add(part)

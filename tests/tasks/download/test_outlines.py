@@ -30,7 +30,7 @@ from flows.pipelines.build import build
 from flows.pipelines.plan import plan
 from flows.runners.processes import Threads
 from tasks.config import BuildConfig, Source
-from tasks.download.cut import lent, look_into
+from tasks.download.cut import local_slice, look_into
 from tasks.download.fetch import room_taken, take_room
 from tasks.download.outlines import _in_pieces
 from tasks.download.slices import slices_of
@@ -147,13 +147,13 @@ def test_a_file_that_changed_between_two_reads_is_an_error_that_names_it(tmp_pat
     (found,) = resolve_source(source, 0).files
     here = Workspace(Store.at(tmp_path / "out"), "", str(tmp_path / "scratch"), room=1 << 30)
     slices = list(slices_of([look_into(found, (source,), 100_000, here)], 100_000))
-    with lent(slices[0], (source,), here) as ready:
+    with local_slice(slices[0], (source,), here) as ready:
         assert Path(ready.ranges[0].file.location).stat().st_size == found.size
     assert not Path(ready.ranges[0].file.location).exists()
     put(bucket, name, (tmp_path / "1.parquet").read_bytes())
     with (
         refusal(re.escape("w.parquet changed while the build read it")),
-        lent(slices[1], (source,), here),
+        local_slice(slices[1], (source,), here),
     ):
         pass
     assert files_in(tmp_path / "scratch") == []
@@ -174,7 +174,7 @@ def test_a_slice_of_several_files_has_what_it_needs_of_each(tmp_path, stand_in_h
     (slice_,) = slices_of(cuts, 1 << 30)
     del stand_in_hub.commits["datasets", "org/text", commit][f"1.{ending}"]
     tasks.download.outlines._of_outline.cache_clear()
-    with refusal(f"1.{ending} changed while the build read it"), lent(slice_, config.sources, here):
+    with refusal(f"1.{ending} changed while the build read it"), local_slice(slice_, config.sources, here):
         pass
 
 
@@ -271,11 +271,11 @@ def test_a_slice_that_waits_for_room_is_not_waited_for(tmp_path, bucket, monkeyp
     def second_first(slice_: Slice, *rest: Any) -> Iterator[Slice]:
         is_first = slice_.ranges[0].file.name.endswith("0.jsonl")
         assert not is_first or begun.wait(60)
-        with lent(slice_, *rest) as here:
+        with local_slice(slice_, *rest) as here:
             begun.set()
             yield here
 
-    monkeypatch.setattr(tasks.shards.write, "lent", second_first)
+    monkeypatch.setattr(tasks.shards.write, "local_slice", second_first)
     more = {"slice_bytes": 1600, "scratch_bytes": 1600, "keep_files": False}
     assert len(built(settings(tmp_path / "out", f"{bucket.url}/in", **more))[1]) == 2
 

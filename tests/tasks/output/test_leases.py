@@ -13,7 +13,7 @@ import pytest
 
 import tasks.output.leases
 from flat_tokens.stores.store import Store
-from tasks.output.leases import building, collecting, expired_leases, in_use, sharing
+from tasks.output.leases import build_lease, collection_lease, expired_leases, in_use, shared_scratch
 from tests.tasks.conftest import IN_A_STORE
 
 ROOT = Path(__file__).parents[3]
@@ -36,11 +36,11 @@ def scratch(tmp_path: Path) -> Path:
 
 def test_a_collection_knows_of_every_build(root, scratch):
     assert in_use(root) is None
-    with building(root, scratch), building(root, scratch):
+    with build_lease(root, scratch), build_lease(root, scratch):
         assert "a build is running" in str(in_use(root))
-        with collecting(root) as busy:
+        with collection_lease(root) as busy:
             assert "a build is running" in str(busy)
-    with collecting(root) as busy:
+    with collection_lease(root) as busy:
         assert busy is None
     assert in_use(root) is None
 
@@ -52,10 +52,10 @@ def test_a_build_begins_when_the_collection_has_ended(root, scratch, monkeypatch
     monkeypatch.setattr(tasks.output.leases.logger, "info", lambda *_: waiting.set())
 
     def build() -> None:
-        with building(root, scratch):
+        with build_lease(root, scratch):
             order.append("build")
 
-    with collecting(root) as busy:
+    with collection_lease(root) as busy:
         assert busy is None
         thread = threading.Thread(target=build)
         thread.start()
@@ -66,7 +66,7 @@ def test_a_build_begins_when_the_collection_has_ended(root, scratch, monkeypatch
 
 
 def test_nothing_is_left_behind(root, scratch):
-    with building(root, scratch), collecting(root):
+    with build_lease(root, scratch), collection_lease(root):
         pass
     assert list(root.listing()) == []
 
@@ -87,7 +87,7 @@ def test_a_killed_build_is_running_no_more(tmp_path):
 def test_downloads_that_another_output_uses_are_in_use(tmp_path):
     """A rerun for another tokenizer takes the downloads from the cache of the dataset."""
     (tmp_path / "out/_cache").mkdir(parents=True)
-    with sharing(tmp_path / "out/_cache"):
+    with shared_scratch(tmp_path / "out/_cache"):
         assert in_use(Store.at(tmp_path / "out"))
     assert in_use(Store.at(tmp_path / "out")) is None
 
@@ -109,7 +109,7 @@ def test_the_lease_of_a_process_of_this_machine_ends_with_it(root, scratch):
     """A build after a killed collection waits for nobody. Of processes elsewhere nothing is known, whatever their numbers."""
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         gone.wait()
-    with collecting(root):
+    with collection_lease(root):
         ((key, _),) = root.listing()
         lease = json.loads(root.read(key))
     for live in (lease, {**lease, "process": 1e999}):
@@ -119,7 +119,7 @@ def test_the_lease_of_a_process_of_this_machine_ends_with_it(root, scratch):
     assert expired_leases(root) == []
     root.put(key, json.dumps({**lease, "process": gone.pid}).encode())
     assert [name for name, _ in expired_leases(root)] == [key]
-    with building(root, scratch):
+    with build_lease(root, scratch):
         pass
 
 
@@ -144,7 +144,7 @@ def test_a_lease_is_renewed_while_the_build_runs(root, scratch, monkeypatch):
         return real(store, key, data)
 
     monkeypatch.setattr(Store, "put", put)
-    with building(root, scratch):
+    with build_lease(root, scratch):
         assert renewed.wait(20)
     assert len(set(writes)) == 1
     assert list(root.listing()) == []
@@ -161,8 +161,8 @@ def test_a_lease_that_cannot_be_removed_hides_nothing(root, scratch, monkeypatch
         raise InterruptedError("what went wrong")
 
     monkeypatch.setattr(root.fs, "rm_file", refuse)
-    with pytest.raises(InterruptedError, match="what went wrong"), building(root, scratch):
+    with pytest.raises(InterruptedError, match="what went wrong"), build_lease(root, scratch):
         go_wrong()
-    with building(root, scratch):
+    with build_lease(root, scratch):
         pass
     assert [message for message in caplog.messages if "could not be removed, and expires: read only" in message]

@@ -25,8 +25,8 @@ from flat_tokens.stores.store import Store
 from tasks.garbage import Policy, collect
 from tasks.gates import Finding
 from tasks.output.paths import version_store
-from tasks.output.pointer import Candidate, Former, Pointer, change, publish, read_history, read_pointer
-from tasks.output.swap import Seen, look, swap
+from tasks.output.pointer import Candidate, Former, Pointer, change_pointer, publish, read_history, read_pointer
+from tasks.output.swap import ObjectState, read_state, swap
 from tasks.output.versions import (
     approve,
     at_dataset,
@@ -280,11 +280,11 @@ def test_a_pointer_that_makes_no_sense_or_leads_out_of_the_output_is_refused(tmp
 
 def check_swaps(root: Store) -> None:
     """Only who has seen the present state may replace it; the first object is made once."""
-    absent = look(root, "latest.json")
+    absent = read_state(root, "latest.json")
     assert absent == (None, None)
     assert swap(root, "latest.json", absent, b"first")
     assert not swap(root, "latest.json", absent, b"other first")
-    seen = look(root, "latest.json")
+    seen = read_state(root, "latest.json")
     assert swap(root, "latest.json", seen, b"second")
     assert not swap(root, "latest.json", seen, b"other second")
     assert root.read("latest.json") == b"second"
@@ -298,11 +298,11 @@ def test_object_stores_swap_only_what_was_seen_and_move_no_pointer_twice(protoco
         check_racing_publications(f"{there.url}/race")
         # The store itself compares: also where another machine wrote between the last look and the write.
         root = Store.at(f"{there.url}/stale")
-        assert swap(root, "latest.json", look(root, "latest.json"), b"one")
-        seen = look(root, "latest.json")
+        assert swap(root, "latest.json", read_state(root, "latest.json"), b"one")
+        seen = read_state(root, "latest.json")
         root.fs.pipe_file(root.path("latest.json"), b"theirs")
         looks = iter([seen])
-        monkeypatch.setattr("tasks.output.swap.look", lambda root, key: next(looks, None) or look(root, key))
+        monkeypatch.setattr("tasks.output.swap.read_state", lambda root, key: next(looks, None) or read_state(root, key))
         assert not swap(root, "latest.json", seen, b"mine")
         assert root.read("latest.json") == b"theirs"
 
@@ -339,7 +339,7 @@ def test_a_write_that_fails_is_an_error_and_no_refusal(root, monkeypatch):
 
     monkeypatch.setattr(root.fs, "pipe_file", fail)
     with refusal("no space", OSError):
-        swap(root, "latest.json", look(root, "latest.json"), b"mine")
+        swap(root, "latest.json", read_state(root, "latest.json"), b"mine")
 
 
 @IN_A_STORE
@@ -367,7 +367,7 @@ def test_a_version_that_is_collected_while_it_becomes_the_latest_does_not_stay_t
         return pointer.moved("two", "2", is_there=True)
 
     with refusal("version two has just been removed"):
-        change(root, collected)
+        change_pointer(root, collected)
     now = read_pointer(root)
     assert (now.version, now.sequence, now.withdrawn) == ("one", 3, ())
 
@@ -480,15 +480,15 @@ def test_of_several_decisions_at_once_one_counts(at, others):
 @IN_A_STORE
 def test_an_approval_beside_another_one_is_the_others(at, monkeypatch):
     """A store has no lock that machines share: the other approval is made whole between two of this one's reads."""
-    look, others = tasks.output.swap.look, ["another"]
+    look, others = tasks.output.swap.read_state, ["another"]
 
-    def late(root: Store, key: str) -> Seen:
+    def late(root: Store, key: str) -> ObjectState:
         seen = look(root, key)
         if others:
             approve(root, None, "looked at it", by=others.pop())
         return seen
 
-    monkeypatch.setattr(tasks.output.swap, "look", late)
+    monkeypatch.setattr(tasks.output.swap, "read_state", late)
     decided = approve(at.root, None, "looked at it, too", by="one")
     assert (decided.was_decided, decided.decision.by, decided.pointer.version) == (True, "another", at.waits)
     assert [one.decision.by for one in read_history(at.root) if one.decision] == ["another"]

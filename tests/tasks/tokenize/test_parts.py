@@ -19,7 +19,7 @@ from flat_tokens.vocabulary import TokenizerJson
 from tasks.config import TokenizerConfig
 from tasks.tokenize.engines import Engine, Tokens, UnencodableError, concatenate, large_string_array
 from tasks.tokenize.parts import PartEncoder
-from tasks.tokenize.rendering.processes import Parted
+from tasks.tokenize.rendering.processes import TextParts
 from tasks.tokenize.rendering.request import ORDINARY
 from tasks.tokenize.tokenizers import json_tokenizer, load_tokenizer
 from tests.examples import examples, first_fast
@@ -111,7 +111,7 @@ def saved(tokenizer: Tokenizer, path: Path, **options: bool) -> TokenizerConfig:
     return TokenizerConfig(name=str(path / "tokenizer.json"))
 
 
-def parted(texts: list[Text]) -> Parted:
+def parted(texts: list[Text]) -> TextParts:
     """Texts in parts, with places in bytes."""
     kinds, ordinary, spans, at = [], [], [], 0
     for parts, own in texts:
@@ -126,7 +126,7 @@ def parted(texts: list[Text]) -> Parted:
         spans += [(places[start], places[stop]) for start, stop in own]
     counts = np.array([len(parts) for parts, _ in texts], np.int64)
     array = large_string_array(*ordinary)
-    return Parted(counts, np.array(kinds, np.int64), array, np.array(spans, np.int64).reshape(-1, 2), {})
+    return TextParts(counts, np.array(kinds, np.int64), array, np.array(spans, np.int64).reshape(-1, 2), {})
 
 
 def places_of(parts: list[Part]) -> list[int]:

@@ -18,7 +18,7 @@ import pytest
 
 from tasks.tokenize.engines import large_string_array
 from tasks.tokenize.rendering import processes
-from tasks.tokenize.rendering.processes import BadText, Parted, Renderers
+from tasks.tokenize.rendering.processes import BadText, Renderers, TextParts
 from tasks.tokenize.rendering.request import ORDINARY, Limits, Settings
 from tests.examples import first_fast
 from tests.processes import in_threads
@@ -105,7 +105,7 @@ def talks(*contents: str) -> pa.LargeStringArray:
     return large_string_array(*(json.dumps([{"role": "user", "content": text}]) for text in contents))
 
 
-def outcomes(found: Iterator[Parted]) -> list[str | BadText]:
+def outcomes(found: Iterator[TextParts]) -> list[str | BadText]:
     """Of each conversation its text, or why it is refused."""
     told = []
     for one in found:
@@ -220,7 +220,7 @@ def test_a_conversation_that_ends_the_process_is_refused(monkeypatch):
     render = renderers(ALL)
     real = processes.RenderProcess.render
 
-    def ends(self: processes.RenderProcess, texts: pa.LargeStringArray) -> Iterator[Parted]:
+    def ends(self: processes.RenderProcess, texts: pa.LargeStringArray) -> Iterator[TextParts]:
         if any("end" in text for text in texts.to_pylist()):
             self._process.kill()
         return real(self, texts)

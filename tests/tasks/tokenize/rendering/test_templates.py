@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.tokenize.rendering.forms import Rendered
+from tasks.tokenize.rendering.forms import RenderedConversation
 from tasks.tokenize.rendering.messages import USUAL, Names, RefusedError, lost_message, read_messages
 from tasks.tokenize.rendering.renderer import MAX_DEPTH, NotATemplateError, Renderer
 from tasks.tokenize.rendering.request import Settings
@@ -136,13 +136,13 @@ def test_a_message_may_not_be_nested_deeply(make):
     deep = "x"
     for _ in range(MAX_DEPTH):
         deep = make(deep)
-    assert isinstance(of(user(deep)), Rendered)
+    assert isinstance(of(user(deep)), RenderedConversation)
     for more in (1, 20, 600):
         for _ in range(more):
             deep = make(deep)
         with refusal("nested too deep", RefusedError):
             of(user(deep))
-    assert isinstance(of(user("x")), Rendered)
+    assert isinstance(of(user("x")), RenderedConversation)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_text_of_messages_stays_text(contents):
         parts += [2, b"user\n" + text.encode(), 1]
         spans.append((at + 7, at + 9 + len(text.encode())))
         at += 9 + len(text.encode())
-    assert rendered == Rendered.of(parts, spans)
+    assert rendered == RenderedConversation.of(parts, spans)
 
 
 @pytest.mark.parametrize("content", ["<s>", "\\u003cs>", "<s\\u003e", "a<", "a< ", "s>", "<\\/s>"])

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.tokenize.rendering.forms import Rendered
+from tasks.tokenize.rendering.forms import RenderedConversation
 from tasks.tokenize.rendering.messages import RefusedError
 from tasks.tokenize.rendering.renderer import Renderer
 from tasks.tokenize.rendering.request import Settings
@@ -82,7 +82,7 @@ def renderer(template: str, fast: bool = True, roles: tuple[str, ...] = ("assist
     return Renderer(Settings(template, {"bos_token": "<s>", "eos_token": "</s>"}, roles, SPECIALS, fast, "2024-07-26"))
 
 
-def outcome(of: Renderer, messages: Messages) -> Rendered | str:
+def outcome(of: Renderer, messages: Messages) -> RenderedConversation | str:
     try:
         return of(json.dumps(messages).encode())
     except RefusedError as error:
