@@ -92,16 +92,16 @@ class Forgotten:
         return _KeyDigests(self.texts, self.salt)
 
     def with_documents(self, keys: UInt64s, windows: UInt64s, token_keys: UInt64s = NO_KEYS) -> Self:
-        """The same list with more documents, hashes of their windows, and their token keys."""
+        """The list with more documents, hashes of their windows, and their token keys."""
         return self._with(digests_of(keys, self.salt), windows, digests_of(token_keys, self.salt))
 
     def _with(self, digests: Digests, windows: UInt64s, texts: Digests) -> Self:
-        """The same list with more of each."""
+        """The list with more of each."""
         digests, texts = np.union1d(self.digests, digests), np.union1d(self.texts, texts)
         return replace(self, digests=digests, windows=np.union1d(self.windows, windows), texts=texts)
 
     def inheriting(self, other: Self) -> Self:
-        """The same list with all that another output has forgotten. ValueError if that list has another salt."""
+        """The list with all that another output has forgotten. ValueError if that list has another salt."""
         if not len(other.digests):
             return self
         if self.salt != other.salt and len(self.digests):
@@ -109,7 +109,7 @@ class Forgotten:
         return replace(self._with(other.digests, other.windows, other.texts), salt=other.salt)
 
     def without_windows(self, windows: UInt64s) -> Self:
-        """The same list without some windows, uint64[n]."""
+        """The list without some windows, uint64[n]."""
         return replace(self, windows=np.setdiff1d(self.windows, windows))
 
     def described(self) -> JsonObject:

@@ -72,7 +72,7 @@ def open_in_pieces(source: Any, **settings: Any) -> pa.parquet.ParquetFile:
 
 
 def first_page(chunk: pa.parquet.ColumnChunkMetaData) -> int:
-    """Where the pages of a column chunk begin in the file."""
+    """The place of a column chunk's first page in the file."""
     return min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset)), default=0)
 
 

@@ -428,7 +428,7 @@ def _of_data(name: str, file: str, data: bytes, pattern: str | None, revision: s
 
 
 def _conversion(directory: Path) -> str:
-    """How a tokenizer.json is had in a directory that has a tokenizer of another form."""
+    """The way to get a tokenizer.json from a tokenizer of another form in a directory."""
     if kind_of(directory / "tokenizer.json") == "file":
         return f"Name {directory / 'tokenizer.json'}"
     return (

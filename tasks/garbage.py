@@ -332,7 +332,9 @@ def _is_held(lock: Path) -> bool:
 
 
 def unneeded(root: Store, kept: list[Version], going: list[Version], policy: Policy) -> Iterator[Garbage]:
-    """All that no kept version needs, nor a resumed build of the last days, when those *going* are gone. A running build may."""
+    """Everything that neither a kept version nor a resumed build of the last days needs, once the versions *going* are removed.
+    A running build may still need it.
+    """
     limit = _limit(policy)
     needs = needs_of(root, kept)
     for version in names_of(root, VERSIONS):
@@ -395,7 +397,7 @@ def _unwritten_since(root: Store, names: Iterable[str], limit: datetime, kind: K
 
 
 def _written_before(root: Store, keys: Iterable[str], limit: datetime, kind: Kind, why: str) -> Iterator[Garbage]:
-    """Those of *keys* that were last written before *limit*."""
+    """The *keys* that were last written before *limit*."""
     for key in keys:
         if _is_before(root, key, limit):
             yield Garbage(kind=kind, name=key, byte_count=_size(root, key)[0], why=why)

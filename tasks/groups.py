@@ -80,7 +80,7 @@ class GroupFault(Model):
 
 
 class Report(Model):
-    """How far a process has come with a group: rewritten and again, and at the end with results or a fault."""
+    """The progress of a process with a group: rewritten every few seconds, and at the end with results or a fault."""
 
     host: str
     process: int

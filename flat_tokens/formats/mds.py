@@ -406,7 +406,7 @@ def _contents(splits: Splits, file: ExportFile, options: Mds) -> tuple[Callable[
 
 
 def _first_sample(file: ExportFile, head: bytes) -> int:
-    """Where the first sample of a shard begins."""
+    """The place of the first sample of a shard."""
     return len(head) + 4 * (file.stop - file.start + 1)
 
 

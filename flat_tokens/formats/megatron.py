@@ -110,7 +110,9 @@ class MegatronIndex:
         return (np.append(begins, end) // size).astype(np.uint64)
 
     def document_starts(self, first: int, last: int) -> UInt64s:
-        """The same for documents, which have some sequences each."""
+        """Starts of the documents, in tokens, then the end of the last one: uint64[last - first + 1]. Each has several
+        sequences. Checked.
+        """
         sequences = self.documents.read(first, last + 1)
         if (sequences[1:] < sequences[:-1]).any() or sequences[0] < 0 or sequences[-1] > self.pointers.length:
             raise ValueError(

@@ -201,7 +201,7 @@ class Attention:
 
     @property
     def mask_mod(self) -> MaskMod:
-        """The same mask for ``torch.nn.attention.flex_attention``: of one row, or of the rows of a batch."""
+        """The mask as a function for ``torch.nn.attention.flex_attention``, of one row or of the rows of a batch."""
         segments, padding = self._rows_of_segments(), self._padding_segment
 
         def attends(batch: Any, head: Any, query: Any, key: Any) -> Any:

@@ -294,7 +294,9 @@ class ByStep:
         return self.start + step * self.batch_size
 
     def token_position(self, step: int) -> int:
-        """The same in tokens, for views whose rows have one ``length``: the *start_token* of a loader that continues there."""
+        """The position at which a step begins, in tokens, for views whose rows have one ``length``: the *start_token* of a
+        loader that continues there.
+        """
         return self.position(step) * self._tokens_of_a_row()
 
     def steps_of(self, rows: Asked, *, before: int | None = None, source: str | None = None) -> Any:
@@ -309,7 +311,7 @@ class ByStep:
         return np.split(found.step, np.searchsorted(item, np.arange(1, len(asked)))) if asked.ndim else found.step
 
     def visits(self, rows: Asked, *, before: int | None = None, source: str | None = None) -> Visits:
-        """The same with epochs and rows of batches. Steps and rows are those of all hosts, on a shard too."""
+        """The steps that have a row of the view, with epochs and rows of batches. They are those of all hosts, on a shard too."""
         return in_order(*self._visits(np.atleast_1d(np.asarray(rows)), before, source))[1]
 
     def seen(self, documents: Asked, *, before: int | None = None, source: str | None = None) -> Visits:
@@ -347,7 +349,7 @@ class ByStep:
         return self.view
 
     def _visits(self, rows: Integers, before: int | None, source: str | None) -> tuple[Int64s, Visits]:
-        """Which of *rows* each visit is of, int64[n], and the visits, in any order."""
+        """The visits of rows, in any order, and the index in *rows* of each: int64[n]."""
         asked, steps = checked_rows(rows, len(self._view_of(source))), self._steps_before(before)
         item, epoch, step, batch_row = self._drawn_in(asked, steps, source)
         there = np.flatnonzero((step >= 0) & (step < steps))
@@ -531,7 +533,7 @@ class Steps(Iterator[Any]):
 
 
 def _resumed(loader: ByStep, step: int, stop: int | None, prefetch: int, threads: int, closed: bool) -> Steps:
-    """The same steps in another process: from the same one on, with threads of their own."""
+    """Continue an iterator of steps in another process, from the same step on, with threads of its own."""
     steps = Steps(loader, step, stop, 0, threads)
     steps._prefetch = prefetch
     if closed:

@@ -61,7 +61,7 @@ class SampledView:
         return found
 
     def rows_of(self, documents: Int64s) -> Int64Pair:
-        """As of the whole view, of the rows that are in the sample."""
+        """The rows of the sample that have documents, as of the whole view."""
         of, rows = self.view.rows_of(documents)
         numbers = self._permutation.inverse(rows, self._key)
         there = np.flatnonzero(numbers < self._count)

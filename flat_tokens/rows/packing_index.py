@@ -224,7 +224,7 @@ class _Filling:
         return taken, room, is_cut
 
     def rows(self) -> Int64Pair:
-        """How many pieces each row has, int64[rows], and their numbers, row by row: int64[n]."""
+        """The number of pieces in each row, int64[rows], and the numbers of the pieces, row by row: int64[n]."""
         start, step, each, row, rows, place = np.array(self._fills, np.int64).reshape(-1, 6).T
         # fill -> its parts of rows -> pieces
         fill = np.repeat(np.arange(len(start)), rows)
@@ -438,7 +438,7 @@ def _best(tokens: FlatTokens, plan: PackSettings) -> ListedPacks:
 
 
 def _cropped(tokens: FlatTokens, plan: PackSettings) -> ListedPacks:
-    """The same of full packs, whose last parts may be cut."""
+    """The parts of full packs, whose last parts may be cut."""
     whole = document_parts(tokens, plan._replace(length=WHOLE))
     return cropped_rows(whole, plan.length, keep=plan.on_crop == "keep")
 

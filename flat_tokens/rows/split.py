@@ -283,7 +283,7 @@ def checked_stop(start: int, stop: int | None, seq_count: int, where: str) -> in
 
 
 def ahead(items: Iterator[T]) -> Iterator[T]:
-    """The same items, made ahead by a thread, up to two of them."""
+    """The items of an iterator, up to two of which a thread makes in advance."""
     end = object()
     with ThreadPoolExecutor(1) as thread:
         waiting = deque(thread.submit(next, items, end) for _ in range(2))

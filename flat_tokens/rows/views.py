@@ -189,7 +189,7 @@ class TrainingFields(Attention, Row):
 
 
 class LabelledFields(TrainingFields):
-    """The same of rows with a ``loss_mask``: also ``labels``, for those that ask."""
+    """The fields of rows with a ``loss_mask``: also ``labels``, on request."""
 
     __slots__ = ()
     _on_request = ("labels",)

@@ -78,13 +78,13 @@ class VirtualTokens:
         self.store, self.numpy_dtype = array.store, array.numpy_dtype
 
     def over(self, array: Any) -> Self:
-        """The same pieces of another array."""
+        """These virtual tokens, made from another array."""
         found = copy(self)
         found.array, found.store, found.numpy_dtype = array, array.store, array.numpy_dtype
         return found
 
     def of_epoch(self, epoch: int) -> Self:
-        """As they are read in an epoch."""
+        """These virtual tokens as they are read in an epoch."""
         return self.over(self.array.of_epoch(epoch)) if isinstance(self.array, VirtualTokens) else self
 
     def pieces(self, starts: Int64s, lengths: Int64s, at: Int64s) -> TokenPieces:
@@ -406,8 +406,8 @@ class _MiddleTokens(VirtualTokens):
         return found
 
     def _cuts(self, document: Int64s, sizes: Int64s, stored: Int64s, is_moved: Bools) -> tuple[Int64s, Int64s, Bools]:
-        """Where the middle of each document begins and ends, and whether its suffix comes first. A document that is read as it
-        is stored is all prefix.
+        """The begin and end of each document's middle, and whether its suffix is first. A document that is read as it is stored
+        is all prefix.
         """
         drawn = extended_keys(self._all.roots, self._all.keys[document], self._epoch)  # two cuts, and an order
         # a place from 0 to n, both included
@@ -448,7 +448,7 @@ def _codec(name: str) -> tuple[Callable[..., tuple[bytes, Any]], Callable[[str],
 
 
 def _borders(tokens: FlatTokens, entries: Int64s, separator: int) -> Int64s:
-    """Where fragments begin that begin no document: int64[n], in order. One pass over the tokens."""
+    """The starts of fragments that are not starts of documents: int64[n], in order. One pass over the tokens."""
     found = [np.empty(0, np.int64)]
     for first in range(0, tokens.token_count, TOKENS_AT_A_TIME):
         part = tokens.encoded_tokens.read(first, min(first + TOKENS_AT_A_TIME, tokens.token_count)) >> np.uint32(1)

@@ -92,7 +92,7 @@ class StepsOutcome(NamedTuple):
 
     @property
     def skipped(self) -> Counter[str]:
-        """How many go, by step and reason."""
+        """The number of documents that steps leave out, by step and reason."""
         return Counter({reason: len(numbers) for reason, numbers in self.left_out.items()})
 
 

@@ -167,7 +167,9 @@ _openat2 = _system_call()
 
 
 def _opened_and_compared(path: str, flags: int) -> int:
-    """The same on a system that does not say what a descriptor is of."""
+    """A descriptor of the file at a path, on a system that does not say which file a descriptor is of: it is compared with the
+    path.
+    """
     found = os.open(path, _FLAGS | flags)
     try:
         real = real_path(path)

@@ -165,7 +165,7 @@ def place_of(path: str) -> str | None:
 
 
 def of_record(place: str, data: bytes) -> Statement:
-    """That the record at a place has these bytes."""
+    """The statement that the record at a place has these bytes."""
     return Statement("record", 0, place, hashlib.sha256(data).hexdigest())
 
 

@@ -157,7 +157,7 @@ _room_for_pages = Room(limits.LARGEST_PAGE)
 
 
 def _even(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of about BATCH_BYTES: small ones are joined, large ones cut."""
+    """Batches of about BATCH_BYTES with the same rows: small batches are joined, large ones cut."""
     held: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:

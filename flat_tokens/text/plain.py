@@ -80,7 +80,7 @@ def blocks(file: TextFile, part: Range, separator: Separator | None, limit: int)
 
 
 def _last_separator(data: bytearray, separator: bytes, start: int) -> int:
-    """Where the last separator in *data* begins, if one begins at *start* or later, else -1. They are found from left to right:
+    """The place of the last separator in *data*, if one begins at *start* or later, else -1. They are found from left to right:
     in "---" it is the first "--".
     """
     at = data.rfind(separator, start)
@@ -218,7 +218,7 @@ def places_of(
     separator: bytes,
     may_be: Callable[[Int64s], Bools] = lambda found: np.ones(len(found), bool),
 ) -> Int64s:
-    """Where the separators in *data* begin, from left to right, of the places that *may_be* some: int64[n]."""
+    """The places of separators in *data*, from left to right, among the candidates *may_be*: int64[n]."""
     found = np.flatnonzero(data[: max(len(data) - len(separator) + 1, 0)] == separator[0])
     for k in range(1, len(separator)):
         found = found[data[found + k] == separator[k]]

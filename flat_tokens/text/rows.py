@@ -135,7 +135,7 @@ class Rows(NamedTuple):
     columns: pa.RecordBatch | None = None
 
     def behind(self, rows: int, seen: int) -> Rows:
-        """The same rows after *rows* others, of which *seen* text bytes were read."""
+        """These rows, counted after *rows* earlier ones with *seen* bytes of text."""
         if not rows and not seen:
             return self
         faults = tuple((row + rows, reason, detail) for row, reason, detail in self.faults)
@@ -247,7 +247,7 @@ def check_columns(file: TextFile, schema: pa.Schema) -> None:
 
 
 def check_names(file: TextFile, names: Iterable[str]) -> None:
-    """The same for a file that says the names of its columns alone: each may hold text."""
+    """Refuse a file without the text column, if it states only the names of its columns: each may hold text."""
     check_columns(file, pa.schema([(name.encode(errors="replace"), pa.string()) for name in names]))
 
 
@@ -621,7 +621,7 @@ def _lengths(values: pa.Array) -> Int64s:
 
 
 def bounded(read: Callable[[TextFile, Range], Iterator[Rows]]) -> Callable[[TextFile, Range], Iterator[Rows]]:
-    """The same reader, for a format whose files may stand for any amount of text: ValueError if it is too much."""
+    """A reader with a limit, for a format whose files may expand to any amount of text. ValueError if it is too much."""
 
     def read_within(file: TextFile, part: Range) -> Iterator[Rows]:
         text_bytes = 0

@@ -178,7 +178,7 @@ def existing_place(text: str) -> str:
 
 
 def existing_prefix(text: str) -> str:
-    """The same, or a path with which the names of files begin."""
+    """A URL, or a path at which something is, or with which the names of files begin."""
     above, name = os.path.split(text)
     with contextlib.suppress(OSError):
         if name and any(one.startswith(name) for one in os.listdir(above or ".")):

@@ -156,7 +156,9 @@ class Remains:
             yield f"{where}: has {plural(gone, 'forgotten document')}"
 
     def _in_bytes(self, key: str, size: int) -> int:
-        """How many windows the bytes of an object have, wherever a token begins in them, as ids or as encoded tokens."""
+        """The number of forgotten windows in the bytes of an object, as ids or as encoded tokens, at any place of a token's
+        begin.
+        """
         try:
             contents = [self._root.read(key)] if size <= WHOLE_BYTES else self._root.blocks(key)
             found = 0

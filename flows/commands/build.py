@@ -231,7 +231,7 @@ def read_yaml(text: str, what: str) -> Any:
 
 
 def checked_config(path: str, settings: list[str]) -> BuildConfig:
-    """The same, with what is known at once: local paths, and the tokenizer's name."""
+    """Read a configuration, and check what needs no work: local paths and the tokenizer's name."""
     config = read_config(Path(path), settings)
     from tasks.download.sources import check_here
 

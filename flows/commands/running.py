@@ -189,7 +189,7 @@ def run_with_progress(
 
 
 def run_request(options: Namespace, request: Any, pipeline: Callable[[Any, Any], T], flow: str) -> T:
-    """The same, of a request that threads of this process work on."""
+    """Run a pipeline of a request on threads of this process and show progress, as ``run_with_progress`` does."""
     from flows.runners.processes import Threads  # as the pipeline, heavy
 
     return run_with_progress(options, Threads(request.workers), partial(pipeline, request), flow, request)

@@ -65,7 +65,7 @@ def go_on_forgetting(root: Store, scratch: Path) -> JsonObject | None:
 
 
 def finish_forgetting(root: Store, scratch: Path) -> JsonObject:
-    """The same in a block in which nobody builds."""
+    """Complete a forgetting, in a block in which no build runs. Return its certificate."""
     begun = time.monotonic()
     sweep_homes(root, scratch)
     record = _record(root)

@@ -276,7 +276,7 @@ def gates_forecast(
 
 
 def slices_forecast(text_bytes: Sequence[float], slice_bytes: int) -> int:
-    """How many slices files with so much text each make, about: large ones alone, small ones in runs."""
+    """An estimate of the number of slices, from the bytes of text of each file: large files alone, small ones in runs."""
     large = [size for size in text_bytes if SMALL_PART * size > slice_bytes]
     small = (sum(text_bytes) - sum(large)) / slice_bytes + (len(text_bytes) - len(large)) / MOST_FILES
     return sum(max(1, round(size / slice_bytes)) for size in large) + round(MEAN_PART * small)

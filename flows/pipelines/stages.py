@@ -312,7 +312,9 @@ def in_order(runner: Runner, items: Iterable[Any], *steps: Step) -> Iterator[Any
 
 
 def started_in_order(runner: Runner, under_way: deque[ItemUnderWay], items: Iterable[Any], *steps: Step) -> Iterator[Any]:
-    """The same, for a caller that waits for the items *under_way* itself, in a block of ``settled``."""
+    """Take every item through the steps, a window at a time, and yield results in the items' order. The caller waits for the
+    items *under_way* itself, in a block of ``items_under_way``.
+    """
     window = runner.window(steps[0].stage)
     for item in items:
         # To start an item may mean to wait for another, and that one for the results of earlier ones to be used.

@@ -138,7 +138,7 @@ def look_up(config: BuildConfig, runner: Runner, output: OpenOutput, *, reads_mu
 
 
 def read_whole(made: Made, runner: Runner, output: OpenOutput) -> Made:
-    """The same, with all files read and cut, unless its version is published."""
+    """The text with all files read and cut, unless its version is published."""
     config, text, tokenizer, *_ = made
     if len(text.cuts) == len(text.files) or is_published(output.root, made.named.version, layout_of(config, output.root)):
         return made

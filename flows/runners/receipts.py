@@ -80,7 +80,7 @@ class ReceiptStorage(WritableFileSystem):
         """Keys are keys, not paths of this machine."""
 
     def write_path(self, path: str, content: bytes, **_: Any) -> None:  # type: ignore[override]
-        """Nothing: the task has written the receipt, and only a receipt counts."""
+        """Write nothing: the task has written the receipt, and only a receipt counts."""
 
     async def aread_path(self, path: str) -> bytes:
         return self.read_path(path)

@@ -66,7 +66,9 @@ def progress_line(now: Progress, name: str = "", *, has_server: bool = False) ->
 
 
 def fitting(now: Progress, name: str, columns: int, *, has_server: bool = False) -> list[tuple[str, str]]:
-    """The same in parts, each with its kind, with a bar, and without the counts for which a line of *columns* has no room."""
+    """The parts of a progress line, each with its kind, with a bar, and without the counts that do not fit into *columns*
+    columns.
+    """
     parts = _parts(now, name, has_server)
     least = SHORTEST_BAR + 2 if now.total else 0
     for counts in [part for part in parts if part[0] == "count"]:

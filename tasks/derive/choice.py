@@ -116,7 +116,7 @@ def save_list(listed: UInt64s, workspace: Workspace) -> None:
 
 
 def count_unfound(workspace: Workspace) -> int:
-    """How many keys of the saved list no document had."""
+    """The number of keys of the saved list that no document has."""
     return int((~np.fromfile(workspace.path(FOUND), bool)).sum())
 
 

@@ -224,5 +224,5 @@ class ForgetRequest(Model):
 
     @property
     def how(self) -> str:
-        """How documents are named, without any name of one."""
+        """The way in which documents are named, without a name of any."""
         return self._given[0] if self._given else "source"

@@ -140,7 +140,9 @@ def _members(table: DocumentTable) -> Structs:
 
 
 def _later(members: Structs, names: UInt64s) -> Int64s:
-    """Those that count as near-duplicates, if their clusters have these *names*: all but one of each. Files: uint64[m]."""
+    """The files of documents that count as near-duplicates, if their clusters have these *names*: all but one of each cluster.
+    uint64[m].
+    """
     is_name = np.flatnonzero((members["key"] == names) & (names > 0))
     firsts = is_name[np.unique(names[is_name], return_index=True)[1]]
     return np.delete(members["file"], np.union1d(firsts, np.flatnonzero(names == 0)))

@@ -121,8 +121,8 @@ def room_taken(files: Path, size: int | None, room: int, waiting: Callable[[], o
 
 
 def take_room(files: Path, size: int | None, room: int, stack: contextlib.ExitStack, *, keeps: bool = False) -> Path | None:
-    """The same, until *stack* ends; None if the bytes are not free now. *size*: None for all that kept files leave. *keeps*: they
-    are of files that stay after it.
+    """Take *size* bytes of the room among fetched files until *stack* ends, and return a directory there. None if the bytes are
+    not free now. *size*: None for all bytes that kept files leave. *keeps*: the bytes are of files that stay after it.
     """
     make_directory(files)
     with _alone(files / ".lock"):

@@ -46,7 +46,9 @@ class NoRangesError(ValueError):
 
 
 def outline_of(found: FoundFile) -> Outline | None:
-    """How a file is read by ranges, if it is: its store says its size, and its version or digest."""
+    """The outline by which a file is read in ranges; None if it is not: its store must state its size, and its version or
+    digest.
+    """
     if "://" not in found.uri or found.uri.startswith(("file://", "local://", "datasets://", TABLE)):
         return None  # before anything else: local files are many
     kind = named_format(found.name)

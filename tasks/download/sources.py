@@ -210,8 +210,8 @@ def _matching(base: Path, pattern: str) -> Iterator[tuple[str, str]]:
 
 
 def _instead(location: str) -> str:
-    """Where a location leads at which nothing is, if it does not say so itself; and the nearest path or pattern as a question, or
-    else what is there, if it is local and may be listed.
+    """The rest of an error about a location at which nothing is: its absolute path if it is relative, and the nearest path or
+    pattern as a question, or else the content of its directory, if that is local and can be listed.
     """
     brackets = ". Brackets are a pattern: [[] is one of them." if "[" in location else ""
     if (path := local_path(location)) is None:

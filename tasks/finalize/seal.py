@@ -221,7 +221,7 @@ def repeated_keys(store: Store, layout: LayoutName, totals: JsonObject) -> int:
 
 
 def count_repeated(keys: Iterable[UInt64s], count: int) -> int:
-    """How many of *count* keys, uint64, repeat earlier ones. Too many for memory are counted by a query."""
+    """The number of *count* keys, uint64, that repeat earlier ones. A query counts them if they are too many for memory."""
     if count <= KEYS_AT_ONCE:
         return count - len(np.unique(concatenated(keys)))
 

@@ -196,7 +196,9 @@ def sweep_files(root: Store, scratch: str, held: frozenset[str]) -> list[str]:
 
 
 def _swept_scratch(scratch: str, held: frozenset[str]) -> Iterator[str]:
-    """The same in a directory that other outputs may use, too."""
+    """Remove copies of source files that hold forgotten documents from a directory that other outputs may use, too. Yield their
+    names.
+    """
     if kind_of(scratch) != "directory":
         return
     for home in (scratch, os.path.join(scratch, "files")):

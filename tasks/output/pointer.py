@@ -207,7 +207,7 @@ class Pointer(Model):
         return self.model_copy(update={"rejected": rejected, "candidate": None})
 
     def noting(self, decided: RefreshRecord) -> Pointer:
-        """The same, with one more decision."""
+        """The next pointer, with one more decision."""
         return self.model_copy(update={"decisions": (*self.decisions, decided)[-DECISIONS_KEPT:]})
 
 

@@ -106,7 +106,9 @@ def _as_rows(columns: Any) -> list[dict[str, Any]]:
 
 
 class OriginFiles(Origin):
-    """The same, with the files of all its sources, as they were when they last gave the version, and as they were read."""
+    """The origin of a version with the files of all its sources: as they were listed when they last gave the version, and as
+    they were read.
+    """
 
     found: Annotated[tuple[FoundFile, ...], BeforeValidator(_as_rows)]
     files: Annotated[tuple[SourceFile, ...], BeforeValidator(_as_rows)]

@@ -257,7 +257,7 @@ class StoredTokens:
         return self.files.find(recipe.of_files(slice_))
 
     def sound_files(self, slice_: Slice, recipe: Recipe) -> Int64s:
-        """The same, -1 if it is damaged, too."""
+        """The number of each file of a slice among the known ones: int64[m], -1 if it is not known or damaged."""
         numbers = self.find_files(slice_, recipe)
         for shard in np.unique(self.files.shard[numbers[numbers >= 0]]).tolist():
             if self.opened(self.files.shards[shard]) is None:
@@ -398,7 +398,7 @@ def load_or_published(root: Store, versions: VersionNames, key: str) -> TokenSha
 
 
 def without_tokens(root: Store, versions: VersionNames, keys: Sequence[str]) -> list[str]:
-    """Those of *keys* that no version holds, by their indexes."""
+    """The *keys* that no version holds, by the versions' indexes."""
     return [key for key in keys if key not in stored_tokens(root, versions).shards]
 
 

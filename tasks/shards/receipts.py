@@ -29,7 +29,7 @@ RECEIPT_SECONDS = 0.2
 
 
 def without_receipt(root: Store, keys: Iterable[str]) -> list[str]:
-    """Those of *keys* whose token shard has no receipt at an output."""
+    """The *keys* whose token shard has no receipt at an output."""
     asked, missing = list(keys), list[str]()
     for first in range(0, len(asked), RECEIPTS_AT_ONCE):
         some = asked[first : first + RECEIPTS_AT_ONCE]

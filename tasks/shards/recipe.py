@@ -154,7 +154,7 @@ class Recipe(Model):
         return {KEY: 1, ROW: 1, **split_key, **{name: fact.numbers for name, fact in self.facts_of_texts(part).items()}}
 
     def facts_of_texts(self, part: Slice) -> dict[str, TextFact]:
-        """Those facts that follow from the texts of a slice as they are tokenized."""
+        """The facts that follow from the texts of a slice as they are tokenized."""
         return text_facts(self.documents, self.of_texts(part))
 
     def _policy(self) -> dict[str, object]:

@@ -82,8 +82,8 @@ class Sample:
     tokens: Counts
 
     def _known(self) -> Counts:
-        """How much of the total each piece is. Where that counts text alone, with four bytes a row, the piece has it exactly;
-        its share of the rows is less exact, because documents differ in length.
+        """The part of the total that each piece is. If the total counts only text and four bytes a row, the piece's own count
+        is exact. Its share of the rows is less exact, because documents differ in length.
         """
         plain = self.before + 4 * self.rows
         share, error = ratio(plain, self.seen)

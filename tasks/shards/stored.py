@@ -50,7 +50,7 @@ class StoredSlices(NamedTuple):
         return cls(keys, slices, versions, set(unpublished) - set(missing), unread)
 
     def reuse(self, slices: list[Slice], parts: list[ShardPart]) -> dict[str, int]:
-        """How many slices there are, how many were reused, and the bytes of text that were tokenized."""
+        """The numbers of slices and of reused slices, and the bytes of text that were tokenized."""
         shards = {part.shard.key: part.shard for part in parts if part.shard.published is None}
         made = [shard for key, shard in shards.items() if key not in self.receipts]
         text_bytes = sum(shard.text_bytes - shard.text_bytes_taken for shard in made)
@@ -80,7 +80,7 @@ def with_tried_engine(
 def look_up_slices(
     config: BuildConfig, workspace: Workspace, tokenizer: Tokenizer, slices: list[Slice], recipe: Recipe
 ) -> tuple[Recipe, StoredSlices]:
-    """Which slices are stored, and the recipe for those that are not, whose engine is tried on them."""
+    """The recipe for slices that are not stored, with the engine that was tried on them, and the slices that are stored."""
     stored = StoredSlices.look_up(workspace.root, recipe, slices)
     if not stored.unread:
         return recipe, stored

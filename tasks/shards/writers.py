@@ -180,7 +180,7 @@ class StreamedShardWriter:
         return {"objects": tuple(sorted([*some, *tail])), "unfinished": location}
 
     def close(self, token_arrays: Sequence[str]) -> None:
-        """The same, for a shard that has these *token_arrays*: ``stored`` are its facts then."""
+        """Write the entries, and wait for the tokens, of a shard that has these *token_arrays*. Then ``stored`` has its facts."""
         counts = {"token_count": self._token_count, "max_token_id": self._max_token_id}
         self.stored = {**self.end(), "token_arrays": token_arrays, "columns": self.columns.kinds, **counts}
 

@@ -29,7 +29,7 @@ def plan_ranges(file: SourceFile, source: Source, range_bytes: int) -> list[File
 
 
 def cuts_of(file: SourceFile, source: Source, range_bytes: int, content: bytes | None = None) -> tuple[Range, ...]:
-    """The same without the file. *content*: its bytes, if they are known."""
+    """The ranges of a file, in order, as tuples. *content*: its bytes, if they are known. Errors as of ``plan_ranges``."""
     for setting in ("delimiter", "quotes"):
         if getattr(source, setting) is not None and file.format != "csv":
             raise ValueError(f"{file.name} is {file.format}, which has no {setting}. Leave source.{setting} out.")

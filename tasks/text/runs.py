@@ -137,7 +137,7 @@ def _placed(parts: Iterable[Iterator[RunRows]], rows_before: int = 0) -> Iterato
 
 
 def _in_batches(parts: Iterable[RunRows], most: int) -> Iterator[RunRows]:
-    """The same rows in batches of about *most* bytes of text, as far as neighbours have the same types."""
+    """Join neighbouring rows into batches of about *most* bytes of text. Rows of different types stay separate."""
     held, counts, size = list[Rows](), list[int](), 0
     for rows, ended in parts:
         if held and (size >= most or not can_join(held[-1], rows)):

@@ -548,7 +548,7 @@ def _difference(text: pa.LargeStringArray, ids: UInt32s, encoder: Encoder) -> st
 def _encodable(
     batch: TextBatch, slice_: Slice, source: Source, policy: DocumentPolicy, engine: Encoder, tally: Tally
 ) -> tuple[TextBatch, Tokens]:
-    """Those documents of a batch that the engine takes, with their tokens, once it has refused the batch."""
+    """The documents of a refused batch that the engine accepts one by one, with their tokens."""
     keep, taken, refused = np.ones(len(batch.texts), bool), list[Tokens](), list[tuple[int, str, str]]()
     for i, tokens in enumerate(engine.one_by_one(batch.texts)):
         if not isinstance(tokens, str):

@@ -31,7 +31,7 @@ class RenderedConversation(NamedTuple):
 
     @classmethod
     def of(cls, parts: Sequence[bytes | int], spans: Sequence[IntPair]) -> RenderedConversation:
-        """Of ordinary texts in UTF-8 and numbers of special tokens."""
+        """A conversation made of ordinary texts in UTF-8 and numbers of special tokens."""
         texts = [part for part in parts if isinstance(part, bytes)]
         kinds = [part if isinstance(part, int) else ORDINARY for part in parts]
         return cls(
