@@ -109,6 +109,7 @@ class DataLoader:
         return self._as_trained(getattr(batch, "samples", batch))
 
     def _as_trained(self, rows: Any) -> tuple[dict[str, Any], Any]:
+        """Inputs, positions and labels of a batch, as the trainer takes them. ValueError if it has another shape."""
         torch = extra("torch", "torchtitan's data loader")
         packed = hasattr(rows, "document_ids")
         tokens = torch.as_tensor(rows.tokens if packed else rows.targets).long()

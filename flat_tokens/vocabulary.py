@@ -771,6 +771,7 @@ def _encode_bytes(text: str) -> UInt32s:
 
 
 def _known_of_json(of: TokenizerJson) -> KnownTokens:
+    """The pieces of a tokenizer.json, and whether the bytes of a text's tokens are those of the text."""
     definition, vocabulary = of.definition, of.tokenizer.get_vocab(with_added_tokens=True)
     added, bytes_of = {token["content"] for token in of.added_tokens}, _bytes_of_tokens(definition)
     special = [

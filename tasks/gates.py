@@ -236,6 +236,7 @@ def judge(gates: Sequence[Gate], now: Facts, before: Facts | None) -> list[Findi
 
 
 def _findings(gate: Gate, now: Facts, before: Facts | None) -> Iterator[Finding]:
+    """The places at which a gate's condition does not hold."""
     if before is None and gate.is_of_a_change:
         return
     for (of, place), value in now.items():

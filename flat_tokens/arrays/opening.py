@@ -178,6 +178,7 @@ def _delta(filters: list[JsonObject], itemsize: int) -> tuple[DType, DType]:
 
 
 def _foreign_spec_v3(metadata: JsonObject, dtype: DType) -> ForeignSpec:
+    """The layout of a zarr v3 array of another writer. ValueError if it has something that is not read here."""
     if metadata["chunk_grid"]["name"] != "regular" or metadata.get("storage_transformers"):
         raise ValueError("has a chunk grid or storage transformers that are not read here")
     (object_length,) = metadata["chunk_grid"]["configuration"]["chunk_shape"]

@@ -290,6 +290,7 @@ class DocumentTable:
                 yield split, start, min(start + AT_A_TIME, tokens.seq_count)
 
     def _column(self, split: str, start: int, stop: int, name: str) -> Any:
+        """A column of documents ``start:stop`` of a split, as an Arrow array."""
         if name in OF_COPIES:
             found = self.facts(split, name, start, stop)
             if name == "similarity":

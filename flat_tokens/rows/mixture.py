@@ -158,6 +158,7 @@ class Mixture(ByStep):
         start: int,
         start_token: int | None,
     ) -> None:
+        """Set up the phases of a run by its *edits*, with the first step and the first sample of each."""
         from flat_tokens.rows.phases import phases_of  # only mixtures need fractions, which cost start-up time
 
         self.names, self.views, self.seed = tuple(views), tuple(views.values()), checked_seed(seed)

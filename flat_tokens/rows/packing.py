@@ -224,6 +224,7 @@ class PackedDocumentsView(SplitView):
         return parts.starts, parts.counts
 
     def _read_many(self, views: Sequence[Part]) -> PackedDocuments:
+        """The packs of rows of several views. ValueError if ``seq_starts`` has changed since the index was made."""
         found = [view.parts(rows) for view, rows, _ in views]
         parts, length = packs_together(found, self.length), self.length
         rows, lengths = len(parts.splits) - 1, parts.lengths.copy()

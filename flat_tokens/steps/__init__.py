@@ -319,6 +319,7 @@ def open_steps(steps: Sequence[JsonFacts]) -> ReadySteps:
 
 @functools.lru_cache(32)
 def _opened(steps_json: str) -> ReadySteps:
+    """The steps of a JSON list. ValueError for a name, a version or columns that do not fit."""
     described, opened = list[JsonObject](), list[_Open]()
     names = Counter[str]()
     for step in json.loads(steps_json):

@@ -114,6 +114,7 @@ def keys_of(text: bytes, where: str = KEY_FILE) -> Keys:
 
 
 def _key(data: bytes, where: str) -> Any:
+    """The ed25519 key in *data*. PermissionError if it cannot be read, or is of another kind."""
     primitives, purpose = "cryptography.hazmat.primitives", "an ed25519 key"
     serialization, ed25519 = (extra(f"{primitives}.{name}", purpose) for name in ("serialization", "asymmetric.ed25519"))
     form = "ssh" if b"OPENSSH" in data or data.startswith(b"ssh-") else "pem"

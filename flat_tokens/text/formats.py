@@ -102,6 +102,7 @@ def _streams(new: Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor], fil
 
 
 def _unzstd(file: BinaryIO, max_window: int) -> Iterator[bytes]:
+    """The unpacked blocks of consecutive zstd frames. A frame's window is at most *max_window* bytes."""
     data = file.read(PACKED_BYTES)
     while data:
         data += file.read(PACKED_BYTES) if len(data) < ZSTD_HEADER_BYTES else b""

@@ -253,6 +253,7 @@ def _refuse_unpublished(root: Store) -> None:
 
 
 def _flat_tokens(store: Store, splits: dict[Any, Readable]) -> Corpus:
+    """The corpus of flat-tokens arrays: a dataset, a split of one, a token shard, or a bare array."""
     if "max_token_id" not in read_metadata(store, "group")["attributes"]:
         output = _output(store, VERSIONS)
         return Corpus(store.url, FLAT_TOKENS, "flat-tokens dataset", splits, store, manifest_of(store), output=output)

@@ -209,6 +209,7 @@ def compare_documents(a: Corpus, b: Corpus, limit: int) -> JsonObject:
 
 
 def _read_side(corpus: Corpus, by_key: bool, by_tokens: bool, file: Any) -> Side:
+    """The keys of all documents of a corpus, or the digests of their tokens, in a file."""
     counts = [split.seq_count for split in corpus.splits.values()]
     side = Side.on_disk(file, np.append(0, np.cumsum(counts)).astype(np.int64), tuple(corpus.splits))
     for first, (name, split) in zip(side.firsts, corpus.splits.items(), strict=False):

@@ -172,6 +172,7 @@ def _check_same_sets(base: Base, config: BuildConfig) -> None:
 
 
 def _check_same_text(base: Base, text: Text) -> None:
+    """ValueError if the sources no longer give the text of the base's version."""
     assert base.manifest is not None
     then = sources_of(base.manifest["provenance"])
     names = [source.name for source in base.config.sources]

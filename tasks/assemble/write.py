@@ -503,6 +503,7 @@ class SpanWriter:
         return Path(self._target.root.path(unfinished_key(self._target.workspace.attempt, self.split, name, number)))
 
     def _tokens(self, span: Span, items: SimpleQueue[Any]) -> Iterator[TokenItems | Marks]:
+        """The items of a span as they arrive, in order, and the marks that a sync settles."""
         marks: Marks = []
         while (item := items.get()) is not END:
             if item is GIVE_UP:

@@ -215,6 +215,7 @@ def successor_shards(target: Target, index: Index, forgotten: Forgotten, of: OfV
 
 
 def _without(target: Target, shard: TokenShard, was: PublishedLocation, forgotten: Forgotten, of: OfVersion) -> TokenShard:
+    """A slice of a version without the forgotten documents *of* it."""
     runs, parts = dict[Split, IntPair](), [of.rows[:0]]
     for split in (*target.splits, LEFT_OUT):
         (first, count), gone = was.of(split), of.of(split)

@@ -60,6 +60,7 @@ def fetch_file(found: FoundFile, sources: tuple[Source, ...], scratch: Path, roo
 
 
 def _fetched(found: FoundFile, source: Source, files: Path, room: int | None) -> SourceFile:
+    """Read or fetch a file, take its digest, and unpack it. Errors as of ``fetch_file``."""
     is_local = "://" not in found.uri
     limit, too_large = source.max_bytes, ValueError
     if found.size is None and room is not None and room < (limit or MAX_BYTES):

@@ -131,6 +131,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _local(source: Source, index: int, path: str, table_in: TableIn) -> Iterator[FoundFile]:
+    """The files of a source on this machine: one file, those of a directory, or those that match a pattern."""
     location = Path(path)
     hidden_too = False
     if kind_of(location) == "directory":
@@ -276,6 +277,7 @@ def _walk(directory: str, source: Source) -> Iterator[tuple[str, str]]:
 
 
 def _remote(source: Source, index: int, url: str, table_in: TableIn) -> Iterator[FoundFile]:
+    """The files of a source at a URL: one file, those of a directory, or those that match a pattern."""
     http = fsspec.utils.get_protocol(url) in ("http", "https")
     if http and urlsplit(url).path.endswith("/"):
         raise ValueError(f"{source.called}: {url} names no file. Name one, or a pattern: {url}*.jsonl")

@@ -165,6 +165,7 @@ class Difference:
         return now, before
 
     def _changes(self, gate: Gate) -> FactValues:
+        """The values of a fact of changed documents at the places of a gate; None if the changes are unknown."""
         kind = gate.of.removesuffix("_share")
         assert self.before is not None
         side = self.before if kind == "removed" else self.now
@@ -259,6 +260,7 @@ def facts_before(of: VersionFacts, asked: Iterable[tuple[str, Subject]]) -> Fact
 
 
 def _fact(of: VersionFacts, fact: str, place: Subject) -> int | float | None:
+    """The value of a fact at a place; None if it is unknown."""
     if fact in OF_LENGTHS:
         return of.length_at(100 if fact == "largest_length" else 50, place)
     if fact in OF_COLUMNS:

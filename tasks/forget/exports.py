@@ -91,6 +91,7 @@ def remove_export(root: Store, note: Note) -> bool:
 
 
 def _remove_files(store: Store) -> bool:
+    """Remove the recorded files of an export. Return whether all of it is gone."""
     try:
         is_finished = store.exists(EXPORT_RECORD)
         records = [EXPORT_RECORD, *(f"{BESIDE}/parts/{key}" for key, _ in (store / BESIDE / "parts").listing())]

@@ -175,6 +175,7 @@ def names_of(root: Store, directory: str) -> Iterator[str]:
 
 
 def describe(root: Store, store: Store, pointer: Pointer) -> Version:
+    """A version for people: its state, times, counts, tokenizer and size."""
     version = PurePosixPath(store.root).name
     manifest = read_manifest(store)
     until: dict[str, tuple[Any, str | None]]

@@ -126,6 +126,7 @@ def chats_of(sources: Sequence[Source], config: TokenizerConfig, revision: str |
 
 
 def _chat_of(source: Source, config: TokenizerConfig, revision: str | None) -> Chat:
+    """The chat settings of a source, with its own template or the tokenizer's. ValueError without a usable one."""
     settings = json.loads(beside(config.name, "tokenizer_config.json", revision) or b"{}")
     named = {name: value for name, value in settings.items() if name.endswith("_token")}
     tokens = {name: value["content"] if isinstance(value, dict) else value for name, value in named.items()}

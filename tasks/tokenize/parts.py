@@ -266,6 +266,7 @@ class Widths:
             self._load(definition)
 
     def _load(self, of: TokenizerJson) -> None:
+        """Find the width of each token of a tokenizer.json, if its normalizer and pre-tokenizer are known to keep the text."""
         before, splits = (list(steps_of(of.definition.get(key))) for key in ("normalizer", "pre_tokenizer"))
         kinds = {one.get("type") for one in before}
         is_space = any(one.get("replacement") == LONE_SPACE for one in splits) or any(

@@ -85,6 +85,7 @@ def bytes_tokenizer(definition: ByteValues) -> Tokenizer:
 
 
 def ranks_tokenizer(definition: Ranks) -> Tokenizer:
+    """The tokenizer of ranks. The fast engine takes the patterns in FAST_SCHEMES, and ids without gaps."""
     pattern = definition.pattern or ""
 
     def encode(texts: pa.LargeStringArray) -> Tokens:

@@ -99,6 +99,7 @@ def _fault_of_ranks(definition: Ranks, config: TokenizerConfig) -> str | None:
 
 
 def _fault_of_json(definition: TokenizerJson, config: TokenizerConfig) -> str | None:
+    """The fault of a tokenizer.json: its normalizer multiplies text, or visible text has no tokens. None if there is none."""
     tokenizer, rules = definition.tokenizer, json.dumps(definition.definition.get("normalizer"))
     strings = [text for found in re.findall(r'"String": ("(?:[^"\\]|\\.)+")', rules) if (text := json.loads(found))]
     for text in (*_visible_characters(), *strings) if tokenizer.normalizer else ():

@@ -189,6 +189,7 @@ def _too_long(*_: object) -> None:
 
 
 def main() -> None:
+    """Read the settings, try the template, and render conversations until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal signals this process, too: the other side decides
     signal.signal(signal.SIGPROF, _too_long)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
