@@ -224,6 +224,7 @@ def check_signed(root: Store, store: Store, public: Any, number: int | None = No
 
 
 def _check_number(root: Store, mine: Sequence[Statement], public: Any, number: int | None) -> Iterator[str]:
+    """Faults of the pointer's number: not signed, or lower than another one that is known."""
     pointer = read_json(root, POINTER)
     version, now = pointer.get("version"), pointer.get("sequence")
     numbers = sorted({said.number for said in mine if said.name == version and said.kind != "record"})

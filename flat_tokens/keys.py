@@ -121,6 +121,7 @@ def mix(x: UInt64s) -> UInt64s:
 
 
 def _block_sums(data: UInt8s, offsets: Int64s) -> UInt64s:
+    """The sum of mixed words of each byte string in a block: uint64[n], modulo 2**64."""
     begin, end = int(offsets[0]), int(offsets[-1])
     padded = np.zeros(end - begin + 8, np.uint8)
     padded[: end - begin] = data[begin:end]

@@ -374,6 +374,7 @@ class Needs(NamedTuple):
 
 
 def needs_of(root: Store, kept: list[Version]) -> Needs:
+    """The fetched files and tables that kept versions were made of."""
     files, converted, tables = set[str](), set[str](), set[str]()
     for version in kept:
         if (manifest := if_there(root, version.version, read_manifest)) is None:
@@ -404,6 +405,7 @@ def _written_before(root: Store, keys: Iterable[str], limit: datetime, kind: Kin
 
 
 def _unneeded_shards(root: Store, kept: list[Version], limit: datetime) -> Iterator[Garbage]:
+    """Token shards whose slices kept versions hold, or that no build has used since *limit*."""
     indexes = [read_index(root, version.version) for version in kept]
     held = {shard.key for index in indexes for shard in index.published}
 

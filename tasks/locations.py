@@ -87,6 +87,7 @@ def _decoded(text: str) -> Iterator[str]:
 
 
 def _plain_url(location: str, scheme: str, rest: str) -> str:
+    """Return a URL, unless two programs could read it in two ways: ValueError."""
     host = re.split(r"[/?#]", rest)[0]
     if scheme not in ("hf", "memory") and not host:
         raise ValueError(f"{location} names no {'server' if scheme in WEB else 'bucket'}")

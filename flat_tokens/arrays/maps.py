@@ -103,6 +103,7 @@ def map_file(path: str, damaged: Callable[[str], Exception]) -> mmap.mmap:
 
 
 def _map(path: str, damaged: Callable[[str], Exception]) -> mmap.mmap:
+    """Map a file, as ``map_file`` does, if a descriptor is free."""
     fd = reading.open_descriptor(path)
     try:
         status = os.fstat(fd)

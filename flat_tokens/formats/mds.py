@@ -559,6 +559,7 @@ def _data(entry: Any) -> tuple[str, int]:
 
 
 def _layout(names: Any, encodings: Any, sizes: Any, options: Mds) -> MdsLayout:
+    """The layout of a shard's samples, by its columns. ValueError if no column has tokens, or others would be lost."""
     if not len(names) == len(encodings) == len(sizes) or not all(isinstance(text, str) for text in (*names, *encodings)):
         raise ValueError("does not list its columns' names, encodings and sizes")
     if any(size is not None and (type(size) is not int or not 0 < size < MAX_SHARD_BYTES) for size in sizes):

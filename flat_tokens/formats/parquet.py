@@ -124,6 +124,7 @@ def write_arrow(splits: Splits, file: ExportFile, store: Store, options: Arrow) 
 def _write(
     splits: Splits, file: ExportFile, store: Store, column: str, max_tokens: int, opened: Callable[..., Any]
 ) -> list[StoredObject]:
+    """Write the sequences of a file as rows of one list each, with labels and kept columns if there are any."""
     kind = pa.list_(pa.int32())
     masked, kept = splits[file.split].loss_mask is not None, kept_columns(splits[file.split])
     beside = [] if kept is None else [(name, type_of(kind)) for name, kind in kept.kinds.items()]

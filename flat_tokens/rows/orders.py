@@ -118,6 +118,7 @@ def _walked(network: Network, numbers: Int64s, keys: UInt64s, sides: Sides) -> I
 
 
 def _network(x: UInt64s, keys: UInt64s, sides: Sides, rounds: UInt64s) -> UInt64s:
+    """The Feistel network of a keyed permutation: uint64[n]."""
     a, b, _ = sides
     left = x // b
     right = x - left * b
@@ -136,6 +137,7 @@ def _network(x: UInt64s, keys: UInt64s, sides: Sides, rounds: UInt64s) -> UInt64
 
 
 def _network_back(x: UInt64s, keys: UInt64s, sides: Sides, rounds: UInt64s) -> UInt64s:
+    """The inverse of the Feistel network: uint64[n]."""
     a, b, _ = sides
     left = x // b
     right = x - left * b

@@ -185,6 +185,7 @@ class _StepOutcome(NamedTuple):
 
 
 def _run(name: str, step: Step, batch: pa.RecordBatch) -> _StepOutcome:
+    """Run a step on a batch. If it fails, it runs on each document alone, to find those at fault."""
     faults: dict[int, str] = {}
     try:
         given = step(batch)
@@ -376,6 +377,7 @@ def _check_options(use: str, make: MakeStep, options: JsonFacts) -> None:
 
 
 def _installed(use: str) -> tuple[MakeStep, str]:
+    """The maker of a step of an installed package, and that package. ValueError if there is none, or several."""
     entries = tuple(importlib.metadata.entry_points(group=GROUP))
     found = {f"{entry.dist.name} {entry.dist.version}": entry for entry in entries if entry.name == use and entry.dist}
     if not found:

@@ -200,6 +200,7 @@ class QuestionIndex:
             size = WINDOW_BYTES
 
     def _in(self, window: _WordWindow, first: int, data: UInt8s, offsets: Int64s) -> Found:
+        """The questions whose words occur in a window of texts, with their places in the texts."""
         words, found = window.words, list[Found]()
         for runs in self._runs:
             at, run = runs.candidates(words)

@@ -334,6 +334,7 @@ class Units:
         return data
 
     def _check(self, unit: Unit, data: bytes, chunks: Chunks) -> None:
+        """ValueError if a fetched unit does not have its digest or checksums."""
         stored, wrong = self.objects[unit.key], ""
         if len(data) != unit.stop - unit.start:
             wrong = "is cut off"

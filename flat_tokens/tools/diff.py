@@ -305,6 +305,7 @@ def _change(one: JsonFacts) -> str:
 
 
 def _source_lines(change: JsonFacts) -> Iterator[str]:
+    """The changes of a source, for people."""
     counts = [f"{len(change[key]):,} {key.removeprefix('files_')}" for key in FILE_CHANGES if change[key]]
     counts.append(f"{change['files_same']:,} the same")
     if change["added_from_elsewhere"]:
@@ -322,6 +323,7 @@ def _source_lines(change: JsonFacts) -> Iterator[str]:
 
 
 def _document_lines(documents: JsonFacts) -> Iterator[str]:
+    """The changes of documents, for people."""
     by = "their keys" if documents["matched_by"] == "key" else "their tokens"
     counts = [f"{documents[kind]:,} {kind}" for kind in KINDS if documents[kind]]
     counts += [f"of these {count:,} {splits}" for splits, count in documents["moved_of_splits"].items()]

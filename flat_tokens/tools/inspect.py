@@ -301,6 +301,7 @@ def source_facts(source: JsonFacts) -> tuple[str, str]:
 
 
 def show_sequence(corpus: Corpus, options: Namespace) -> int:
+    """Show a sequence as text, coloured by token, or as ids."""
     name, split = corpus.split(options.split)
     ids = split.sequence(options.sequence)
     i = options.sequence % split.seq_count
@@ -350,6 +351,7 @@ class Match(NamedTuple):
 
 
 def show_matches(corpus: Corpus, options: Namespace) -> int:
+    """Show the places of a text or of ids, and return the exit status: whether there are any."""
     vocabulary = None if options.ids else cli.vocabulary_for(corpus, options)
     find: Callable[[Readable], Iterator[Match]] = partial(find_ids, needle=options.find_ids, vocabulary=vocabulary)
     if options.find is not None:

@@ -190,6 +190,7 @@ def _counted(
 
 
 def _dataset_facts(dataset: JsonFacts) -> list[tuple[str, str]]:
+    """The labels and values of a dataset in a record, for people."""
     tokenizer = dataset["tokenizer"]
     steps = [step for source in dataset["sources"][:1] for step in source["steps"] or ()]
     facts = {

@@ -123,6 +123,7 @@ class Remains:
             self._seen(size)
 
     def _in_split(self, store: Store, keys: Store, where: str) -> Iterator[FoundAgain]:
+        """The documents of a split that have tokens or windows of forgotten ones."""
         tokens = open_split(store)
         windows, at, same = [NO_KEYS], [np.empty(0, np.int64)], [np.empty(0, bool)]
         for begins, found in self._scan.of(self._ids_of(tokens, same)):

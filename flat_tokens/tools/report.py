@@ -199,6 +199,7 @@ def _rank_plot(points: Sequence[IntPair]) -> Plot:
 
 
 def _use_plot(use: JsonFacts) -> Plot:
+    """The plot of the share of used ids, by ranges of ids."""
     last = use["by_id"][-1]["to"] + 1
     x, y = _scale(0, last, LEFT, RIGHT), _scale(0, 1, BASE, TOP)
     return Plot(

@@ -209,6 +209,7 @@ def summarise(corpus: Corpus, counted: Mapping[str, SplitCounts], vocabulary: Vo
 
 
 def _summary(corpus: Corpus, counted: SplitCounts, vocabulary: Vocabulary | None, highest: int | None, top: int) -> JsonObject:
+    """The statistics of a split, for JSON. *highest*: the highest id of the vocabulary, if it is known."""
     lengths, ids = counted.lengths, counted.ids
     tokens, sequences = int(ids.counts.sum()) + ids.untold, int(lengths.counts.sum())
     decoded = None

@@ -305,6 +305,7 @@ def lines(traced: JsonFacts, characters: int, color: bool) -> Iterator[str]:
 
 
 def _facts(traced: JsonFacts) -> Iterator[tuple[str, str]]:
+    """The labels and values of a traced sequence, for people."""
     if token := traced.get("token"):
         shown = "" if token["text"] is None else f" {token['text']!r}"
         yield "token", f"{token['index']:,}: id {token['id']}{shown}, number {token['in_sequence']:,} of its sequence, from 0"

@@ -123,6 +123,7 @@ def _run_forgotten(options: Namespace) -> int:
 
 
 def lines(found: JsonFacts) -> Iterator[str]:
+    """The result of a check, for people."""
     if not found["ok"]:
         yield f"damaged: {found['path']}"
         yield from (f"  {fault}" for fault in found["faults"])

@@ -239,6 +239,7 @@ def _begin(root: Store, plan: ToForget, runs: JsonObject) -> None:
 
 
 def _result(root: Store, facts: JsonObject) -> ForgetResult:
+    """The result of a forgetting, from the facts of its certificate."""
     return ForgetResult(
         output=root.url,
         key_count=facts["keys"],

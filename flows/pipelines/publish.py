@@ -217,6 +217,7 @@ class Publication:
                 self._compared = True
 
     def _candidate(self, before: str | None, gates: Sequence[Gate]) -> Candidate:
+        """The record of this version as one that waits for a person."""
         assert self.difference is not None
         changes = self.difference.documents
         return Candidate(

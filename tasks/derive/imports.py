@@ -174,6 +174,7 @@ def _kept_runs(part: ImportPart, sequences: Readable, workspace: Workspace) -> I
 
 
 def _make_shard(part: ImportPart, key: str, sequences: Readable, workspace: Workspace) -> TokenShard:
+    """Write the sequences of a part that are not forgotten as a token shard in the staging directory."""
     read, runs = part.stop - part.start, _kept_runs(part, sequences, workspace)
     count = int(np.diff(runs).sum())
     with staging_shard(key, workspace, (KEY, ROW), token_arrays_of([sequences])) as writer:

@@ -96,6 +96,7 @@ def examine(path_or_url: str) -> Input:
 
 
 def _of_manifest(store: Store, splits: dict[SplitName, FlatTokens], manifest: JsonObject) -> JsonObject:
+    """The facts of an input that has a manifest."""
     made_of = manifest["provenance"]
     tokenizer = made_of.get("tokenizer") or {}
     digest = manifest_digest(store)

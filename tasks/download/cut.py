@@ -143,6 +143,7 @@ def _removed_after(
 def _cut_small(
     pack: tuple[FoundFile, ...], sources: tuple[Source, ...], slice_bytes: int, workspace: Workspace, room: int | None
 ) -> Iterator[CutFile]:
+    """Fetch and cut some small files of a source."""
     source, knows_text = sources[pack[0].source], False
     with naming(sources, pack[0].source):
         for file, content in read_small(pack, sources, Path(workspace.scratch), room=room):

@@ -41,6 +41,7 @@ def with_pinned_sets(config: BuildConfig, workspace: Workspace, place: Store) ->
 
 
 def _pinned(step: DocumentStep, workspace: Workspace, place: Store) -> DocumentStep:
+    """A step with its evaluation sets read, stored at *place* and named by their digests."""
     if step.has_pinned_sets:
         raise ValueError("documents.steps: sets_url is not for configurations: a build sets it. Leave it out.")
     options = step.model_extra or {}

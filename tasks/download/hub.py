@@ -269,6 +269,7 @@ def _write_parquet(rows: Any, columns: list[str], what: str, path: Path) -> None
 
 
 def _batches(rows: Any, names: list[str], columns: list[str], what: str) -> Iterator[dict[str, list[bytes | None]]]:
+    """Rows of a hub dataset as batches of columns. ValueError for a value that is not text."""
     batch: dict[str, list[bytes | None]] = {name: [] for name in names}
     size = 0
     for number, row in enumerate(rows):

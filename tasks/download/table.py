@@ -220,6 +220,7 @@ def _has(root: Store, key: str, data: bytes) -> bool:
 
 
 def _as_bytes(cuts: Sequence[CutFile], slice_bytes: int) -> bytes:
+    """The files of a source as the bytes of a table, a row each."""
     texts, numbers, digests, flat, ends = [], [], [], list[int](), [0]
     for file, ranges in cuts:
         found = file.found

@@ -67,6 +67,7 @@ class _ComparedVersion(NamedTuple):
 
     @classmethod
     def opened(cls, root: Store, version: str) -> _ComparedVersion:
+        """Open a version to compare its documents."""
         store = version_store(root, version)
         manifest = read_manifest(store)
         made_of, split_names = manifest["provenance"], splits_of(manifest["totals"])

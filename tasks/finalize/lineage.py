@@ -117,6 +117,7 @@ class Lineage:
             self._client = None
 
     def _event(self, state: str, error: BaseException | None) -> Any:
+        """The event of a run that starts, completes or fails."""
         events, facets = _part("client.event_v2"), _part("client.facet_v2")
         message = facets.error_message_run.ErrorMessageRunFacet(one_line(error), "PYTHON") if error else None
 

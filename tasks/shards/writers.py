@@ -60,6 +60,7 @@ class ShardColumns:
         self.kinds = dict(kinds)
 
     def _widen(self, kinds: dict[str, str]) -> None:
+        """Rewrite the columns so far with other *kinds*."""
         former, count = self._writer, self._writer.row_count if self._writer else 0
         self._end()
         if former is not None:

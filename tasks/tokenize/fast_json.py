@@ -222,6 +222,7 @@ def _added_tokens(of: TokenizerJson) -> list[_AddedToken]:
 
 
 def _check_added(added: list[_AddedToken], vocabulary: Mapping[str, int]) -> None:
+    """NotKnownError if the fast engine would find added tokens at other places than ``tokenizers``."""
     highest = max((*vocabulary.values(), *(i for i, _, _ in added)), default=0)
     if highest >= MAX_ID:
         raise NotKnownError(f"it has token ids up to {highest}")

@@ -70,6 +70,7 @@ class TokenizePool:
                 left.exception()  # it is waited for, not wanted
 
     def _taken(self, one: _SliceBatches) -> Iterator[Any]:
+        """The results of a slice's batches, in order, as they are finished."""
         while True:
             with self._lock:
                 one.change.wait_for(lambda: one.results or one.has_ended)

@@ -360,6 +360,7 @@ def _alone(store: Store) -> Iterator[None]:
 
 
 def _write(store: Store, data: bytes, made: TrainedVocabulary, request: VocabularyRequest) -> None:
+    """Write a vocabulary, tokenizer.json last. ValueError if another one is there."""
     if store.exists(TOKENIZER) and hashlib.sha256(store.read(TOKENIZER)).hexdigest() != made.sha256:
         raise ValueError(f"{store.path(TOKENIZER)}: is another tokenizer. Name another directory: --to")
     described = {
