@@ -473,7 +473,11 @@ def _read(path: Path) -> bytes:
         with open_plain(path) as file:
             data = file.read()
     except OSError as error:
-        question = nearest_file(path) if isinstance(error, FileNotFoundError) else ""
+        question = (
+            nearest_file(path) or " Name another file, an encoding of tiktoken's or a hub repository."
+            if isinstance(error, FileNotFoundError)
+            else ""
+        )
         raise ValueError(f"cannot read the tokenizer {path}: {error.strerror}.{question}") from error
     if data.startswith(LFS_POINTER):
         raise ValueError(f"the tokenizer {path} is a pointer of Git LFS, not the file itself. Fetch the file: git lfs pull")

@@ -1,7 +1,5 @@
 """What every test stands on: no telemetry, a Prefect home of its own, and the shared material where it is there."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import os
@@ -244,7 +242,7 @@ def output(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Terminal:
+def terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> "Terminal":
     """Runs commands of ``python -m flows`` in this process, which stays as it is."""
     from flows.commands.main import main
     from tests.terminal import Terminal
@@ -259,7 +257,7 @@ def terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture
-def tool(capsys: pytest.CaptureFixture[str]) -> Terminal:
+def tool(capsys: pytest.CaptureFixture[str]) -> "Terminal":
     """Runs commands of ``flat-tokens`` in this process."""
     from flat_tokens.tools.cli import main
     from tests.terminal import Terminal

@@ -1,7 +1,5 @@
 """What a table of tests does to JSON that is right: rows are data, or functions."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

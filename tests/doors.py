@@ -4,8 +4,6 @@ A file that a path names is opened by `open_plain`, `descriptor`, `opened` or `S
 each refuses what is outside of the roots. PERMITTED has the functions that open something else, each with its reason.
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections.abc import Iterator

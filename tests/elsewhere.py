@@ -4,8 +4,6 @@ jax has threads as soon as it is imported and warns of every fork from then on, 
 imports jax or starts workers goes elsewhere, so that it disturbs no other test and none disturbs it.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor

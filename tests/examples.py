@@ -2,8 +2,6 @@
 in ``make test-slow``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Keys that sign, for tests: ed25519, in PEM."""
 
-from __future__ import annotations
-
 import base64
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Small datasets of known documents, as builds publish them, and what is read back of any dataset."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -6,8 +6,6 @@ that reach a mutant's line run until one fails, in a fork of a process that has 
 named by its function and its place there: tables of before and after have the same rows.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import contextlib

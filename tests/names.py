@@ -3,8 +3,6 @@
 `tasks` and `flows` have none. `flat_tokens` has those of ALLOWED, each with its reason.
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections import defaultdict

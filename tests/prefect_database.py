@@ -1,7 +1,5 @@
 """An empty database of Prefect's server, made once for an environment: its migrations take half of a server's start."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

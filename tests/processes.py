@@ -1,7 +1,5 @@
 """Processes that tests start, and what they wait for."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """A reverse HTTP proxy for tests: it delays, counts and spoils what passes between a client and a server on loopback."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import io

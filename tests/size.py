@@ -5,8 +5,6 @@ A code token is one of Python's, without comments, docstrings and layout: a dens
 less lowers the number in pyproject.toml.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import subprocess

@@ -1,7 +1,5 @@
 """Slices of files as tests make them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tasks.config import Source

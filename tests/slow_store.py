@@ -1,7 +1,5 @@
 """A store for tests: local files under ``slow:///path``, which counts its requests and answers them as slowly as it is told."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,7 +1,5 @@
 """Sources of every format with columns, and what a version of them must hold: computed here by itself, from the rows."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

@@ -5,8 +5,6 @@ A test module that imports ``stand_in_hub_fixture`` has the fixture ``stand_in_h
 ``environment``.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

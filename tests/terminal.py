@@ -1,7 +1,5 @@
 """Commands as a person meets them, in this process: starting one for each takes two seconds longer."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +19,7 @@ class Terminal:
         status = self._main([str(argument) for argument in arguments])
         return (status, *self._capture.readouterr())
 
-    def with_more(self, *more: str) -> Terminal:
+    def with_more(self, *more: str) -> "Terminal":
         """The same for commands that end with more arguments."""
         return Terminal(lambda arguments: self._main([*arguments, *more]), self._capture)
 

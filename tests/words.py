@@ -4,8 +4,6 @@ TURNS has a pattern for each, and what to write instead. A line that needs the w
 ``<!-- plain: why -->`` on a page.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -73,9 +73,9 @@ class Pattern:
     version = "1"
 
     def __init__(self, *, keep: str | None = None, drop: str | None = None, ignore_case: bool = False) -> None:
-        if (keep is None) == (drop is None):
+        if (not keep) == (not drop):
             raise ValueError("it needs keep or drop, one of them: a regular expression")
-        self._pattern, self._keeps = (drop, False) if keep is None else (keep, True)
+        self._pattern, self._keeps = (keep, True) if keep else (drop, False)
         if not isinstance(self._pattern, str) or not isinstance(ignore_case, bool):
             raise ValueError("keep and drop are regular expressions, ignore_case is true or false")
         self._ignore_case = ignore_case

@@ -2,8 +2,6 @@
 older than another. ``--only TABLE`` measures that one and leaves the others as they are, each with its own date.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import datetime

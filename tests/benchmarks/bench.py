@@ -1,7 +1,5 @@
 """What every table stands on: its sizes, its text, whole processes, and the machine it was measured on."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

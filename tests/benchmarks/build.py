@@ -12,8 +12,6 @@ split, and it syncs what it has written behind every slice. The last row is of t
 published way.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 

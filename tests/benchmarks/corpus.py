@@ -5,8 +5,6 @@ package once, though their content differ: two versions of a package repeat most
 name, so that the text is mixed and the same machine gives the same files again. *gather* may stop early: any prefix is a sample.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json
@@ -66,7 +64,7 @@ class Corpus(NamedTuple):
     def paths(self) -> list[Path]:
         return [file.path for file in self.files]
 
-    def first(self, count: int, directory: Path) -> Corpus:
+    def first(self, count: int, directory: Path) -> "Corpus":
         """The first *count* files in a directory of their own, as links."""
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)

@@ -8,8 +8,6 @@ Processor seconds, as other processes may run: medians. The other document that 
 for spaCy: it takes `cannot` apart.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

@@ -4,8 +4,6 @@
 Peak memory is with the interpreter and numpy; a build does this beside its other work.
 """
 
-from __future__ import annotations
-
 from tests.benchmarks.bench import Bench, Grid, python
 
 PACKAGES = ("numpy", "blake3")

@@ -9,8 +9,6 @@ tokens and merges of `cl100k_base` with their own patterns, Qwen's behind NFC; t
 other characters fall back to bytes, as in Llama 2) is trained on a part of the text.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ beside the speed at which the same disk took random bytes in the same run, writt
 formats write half as many bytes for the same tokens. The tokens are made up, as those of the table of reading.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

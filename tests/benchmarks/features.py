@@ -6,8 +6,6 @@ version. The conversations are the same text cut into messages of 500 characters
 below them the text that their template makes.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

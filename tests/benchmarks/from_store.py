@@ -10,8 +10,6 @@ The second table has how random batches are: the variance of the mean over a bat
 measured over 2 Mi rows, as a multiple of that over random rows, and the same by the formula of docs/reading/stores.md.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Iterator

@@ -6,8 +6,6 @@ server. Seconds of the tokenize stage for each group: the first one's wait and t
 is a group's start and its requests; groups should be minutes long.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -4,8 +4,6 @@ The smallest text of the first table in each layout, cl100k_base, with everythin
 text are of a whole build, from nothing to a published version.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The tokens are made up, as those of the table of reading. Batches of 8 rows that
 mixtures of copies of a small dataset, from the first `open` to the first batch, and what a batch takes of a processor then.
 """
 
-from __future__ import annotations
-
 from tests.benchmarks.bench import Bench, Grid
 from tests.benchmarks.reading import PACKAGES, TOKENS, make, mixtures, small_batches
 

@@ -11,8 +11,6 @@ Below, clusters of made-up signatures, one in ten a near copy. Peak memory is wi
 as the system keeps it in memory.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -7,8 +7,6 @@ Last, a table of 500 columns, of which two are read, from S3 and from a web serv
 by the proxy: bytes that are fetched, the most that were on the disk, those that stay there, and seconds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -8,8 +8,6 @@ medians (least to greatest). Each has a directory of its own, and all are delete
 deletion ext4 looks long for a place for each new file.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The page of the tables: a section a table, each with the day, the commit and the machine of its measurement."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

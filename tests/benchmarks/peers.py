@@ -10,8 +10,6 @@ build's tokens, end-of-text tokens left out. Text such as `<|endoftext|>` is one
 for the build.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence

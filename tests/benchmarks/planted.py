@@ -1,7 +1,5 @@
 """Planted near-duplicates, and a naive program that finds them: exact sets of shingles, and no hash that decides."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import re

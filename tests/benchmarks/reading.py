@@ -6,8 +6,6 @@ the reference writer's zarr v2 layout (4 Mi chunks, Blosc lz4 with bitshuffle). 
 installed: `make peers`.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 import time

@@ -6,8 +6,6 @@ manifest, which has the digest of every object, is that of a build from nothing.
 and validation.
 """
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable, Iterator

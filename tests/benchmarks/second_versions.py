@@ -6,8 +6,6 @@ first version does not have yet: new chunks as the hub's client finds them (hf_x
 written by pyarrow's own defaults, whose pages do not end where the content says.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any

@@ -7,8 +7,6 @@ processor time (user and system), peak memory, and the most files and directorie
 median of the rounds.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator, Sequence

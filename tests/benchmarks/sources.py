@@ -8,8 +8,6 @@ too. cl100k_base by the fast engine, which has seen the text; warm page cache, i
 says the same where other processes share the machine.
 """
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

@@ -6,8 +6,6 @@ smallest text of the first table. The first batch is eight rows of 128 tokens. W
 server on the same machine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from tests.benchmarks.bench import Bench, Grid, Runs, python, run_whole

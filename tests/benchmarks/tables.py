@@ -5,8 +5,6 @@ and one after 20 files were appended. The same files as a directory, by `path`, 
 and system), peak memory, and the most files and directories that the output had; median of the rounds.
 """
 
-from __future__ import annotations
-
 import json
 import uuid
 from functools import partial

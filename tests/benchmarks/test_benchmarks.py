@@ -1,7 +1,5 @@
 """The command of the benchmarks runs, its text does not repeat, and its page keeps what it does not measure."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import subprocess

@@ -4,8 +4,6 @@ Byte-level ones have the tokens and merges of `cl100k_base` with the patterns th
 SentencePiece's kind (a space is `▁`, what it has no token for falls back to bytes) is trained on the text that is measured.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

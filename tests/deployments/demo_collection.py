@@ -7,8 +7,6 @@ those in which every byte of white space matters.
 The result depends on these texts and the versions of pyarrow and tokenizers only, never on chance or the clock.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

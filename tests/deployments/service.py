@@ -1,7 +1,5 @@
 """The whole service as ``make serve`` starts it, on a port and a database of its own, and its API as people's browsers use it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pty

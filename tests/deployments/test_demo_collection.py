@@ -1,7 +1,5 @@
 """The demonstration collection is what its texts give."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

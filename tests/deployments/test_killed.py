@@ -1,7 +1,5 @@
 """Workers and runs that are killed: a run goes on without its worker, and a run's end is told with its reason."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

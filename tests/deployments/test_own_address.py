@@ -2,8 +2,6 @@
 other, and garbage goes without stopping anybody.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

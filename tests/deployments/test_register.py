@@ -1,7 +1,5 @@
 """What is registered: flows that load, forms that explain themselves, schedules, configurations of real datasets."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """``make serve`` for real: one command, a server, workers, deployments, automations; what people see of it in the API."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

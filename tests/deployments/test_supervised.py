@@ -1,7 +1,5 @@
 """Processes of the service that end: they are started again, within bounds, and nothing of them outlives the service."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """docker/compose.yaml as the compose CLI reads it: variables put in, anchors resolved, its schema checked."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

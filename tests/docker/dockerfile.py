@@ -1,7 +1,5 @@
 """The Dockerfile's stages, each with its instructions, as dockerfile-parse reads them; the files that a build sees."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

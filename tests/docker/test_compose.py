@@ -1,7 +1,5 @@
 """docker/compose.yaml: what it promises about access, secrets and order, read from it; the processes are test_stack.py's."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

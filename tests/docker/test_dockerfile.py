@@ -1,7 +1,5 @@
 """The Dockerfile: what the image is made of, read from its instructions; the lock that is installed."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """docker/kubernetes-job.json, the template of a Kubernetes work pool: what its jobs may do, and that it is whole."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

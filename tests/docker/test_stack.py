@@ -3,8 +3,6 @@ container of the image that docker/try.sh makes: a build that is started through
 also if a worker is killed. Host names become loopback, ports free ones. PostgreSQL and Redis are this machine's.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

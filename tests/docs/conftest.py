@@ -1,7 +1,5 @@
 """The dataset of `make demo`, which the programs in the docs read."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 

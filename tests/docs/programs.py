@@ -1,7 +1,5 @@
 """Programs in the documentation: a block of Python, and the block of text that it prints."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -4,8 +4,6 @@ In the repository, README.md is the first page and docs/README.md the list of al
 test, becomes its text.
 """
 
-from __future__ import annotations
-
 import os
 import posixpath
 import re

@@ -1,7 +1,5 @@
 """The page on the configuration names every key, with the default that the program has."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

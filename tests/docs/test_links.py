@@ -1,7 +1,5 @@
 """Links within the repository lead to files and headings that are there, and the index names every page."""
 
-from __future__ import annotations
-
 import functools
 import re
 from pathlib import Path

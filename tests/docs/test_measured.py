@@ -1,7 +1,5 @@
 """The pages that people read say what the tables beside them say."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """docs/reading: every program runs where the demo has been built, and prints what is beneath it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec

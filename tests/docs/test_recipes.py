@@ -1,7 +1,5 @@
 """docs/recipes: each page runs where the demo has been built, and its programs print what stands beneath them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """docs/steps.md: its programs print what stands beneath them, and make steps of a package; its configuration is one."""
 
-from __future__ import annotations
-
 import re
 import sys
 import tomllib

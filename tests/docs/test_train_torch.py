@@ -1,7 +1,5 @@
 """The training example: killed and started again, it goes on as if nothing had been."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

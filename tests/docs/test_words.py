@@ -1,7 +1,5 @@
 """The page of words names what is in the code, and the API page names every public name."""
 
-from __future__ import annotations
-
 import importlib
 import re
 

@@ -1,7 +1,5 @@
 """The programs of the documentation have right types: ``python -m tests.docs.typed``, a part of `make check`."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -4,8 +4,6 @@ A line is printed for each thing that did not hold. ``--only CAMPAIGN --under CO
 exit status is 1 if there is one.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Campaigns: which trials there are."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import os

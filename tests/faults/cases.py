@@ -1,7 +1,5 @@
 """The commands that the harness disturbs: what each is run over, and its words."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Chains: a command is disturbed several times in a row, each time in another way, before it comes to its end."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

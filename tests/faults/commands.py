@@ -4,8 +4,6 @@ A trial copies a prepared directory, runs a command of the product over it in a 
 runs the same command again, and compares all files with those that an undisturbed run leaves.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import gc

@@ -3,8 +3,6 @@ forget documents and collect garbage, and any of it is killed. ``latest`` names 
 through, and no byte of a forgotten document's own tokens is found.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

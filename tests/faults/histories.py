@@ -1,7 +1,5 @@
 """Histories of edits: sources change, refreshes are killed and run again, and each version is that of a build from nothing."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -21,8 +21,6 @@ What is not: code in C++ and Rust that opens files by itself (pyarrow's readers 
 locks, other processes, and EINTR where Python repeats the call itself (PEP 475), but in rename, link, unlink and mkdir.
 """
 
-from __future__ import annotations
-
 import _pyio  # type: ignore[import-not-found]
 import builtins
 import contextlib

@@ -7,8 +7,6 @@ leave it), and each of both at random (``random``). Renaming is one step: a dire
 places.
 """
 
-from __future__ import annotations
-
 import os
 import random
 from pathlib import Path

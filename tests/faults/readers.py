@@ -4,8 +4,6 @@ Every document of version n says nothing but n, so that a reader can tell whose 
 somebody reads it goes as a whole: the reader is told so by an error, and opens the next one.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -4,8 +4,6 @@ A check is the name of a test, or the options of a campaign of the harness. ``te
 the source and requires that its check fails there. A check that finds nothing any more is mended, or another one is named.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

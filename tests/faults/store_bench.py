@@ -4,8 +4,6 @@ A trial forks an emulator with a prepared bucket and a proxy before it, and runs
 reader does, runs the same command again, and compares all objects with those of an undisturbed run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import dataclasses

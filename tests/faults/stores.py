@@ -1,7 +1,5 @@
 """Object stores on loopback behind the proxy that spoils what passes, and builds on them."""
 
-from __future__ import annotations
-
 import asyncio
 import atexit
 import base64

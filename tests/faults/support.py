@@ -1,7 +1,5 @@
 """What the tests of faults share: small inputs, builds here and in processes of their own, and what they left."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The table of counts in docs/measured/faults.md."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

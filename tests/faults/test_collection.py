@@ -1,7 +1,5 @@
 """Collecting garbage beside builds and readers."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import threading

@@ -1,7 +1,5 @@
 """Bits that flip, files that end early, receipts that lie: what is staged is built again, what is published is left alone."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """A disk that is really full, limited or read-only: no success is claimed, one line says why, and a rerun completes."""
 
-from __future__ import annotations
-
 import json
 import re
 import resource

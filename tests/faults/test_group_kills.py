@@ -1,7 +1,5 @@
 """Workers, groups, builds and the server itself are killed; what was finished is not made again, and the bytes are the same."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time

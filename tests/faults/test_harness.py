@@ -1,7 +1,5 @@
 """Samples of the harness's campaigns: nothing is wrong. ``make faults`` makes all trials."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The library of the harness: what a fault does to which operation, what is counted, and what a disk keeps."""
 
-from __future__ import annotations
-
 import errno
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Links in an output: whatever stands behind one belongs to somebody else, and nothing there is removed or written."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What Prefect's cache is allowed to read: receipts, checked, and nothing that anybody can plant."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib

@@ -1,7 +1,5 @@
 """Sources on web servers and hubs that are busy, cut connections and change: whole files, or a clear error."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 import types

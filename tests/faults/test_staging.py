@@ -1,7 +1,5 @@
 """Whose staging is whose: what a dead process left is swept, what a live one writes is not."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -3,8 +3,6 @@
 Whole commands on such stores are trials of the harness: ``python -m tests.faults --only stores --only together``.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import socket

@@ -1,7 +1,5 @@
 """The table of counts keeps the rows of other runs, and a run of everything replaces them all."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.faults.table import BEGIN, END, Row, write_table

@@ -1,7 +1,5 @@
 """Several builds of one output at the same moment: equal ones help each other, different ones lose nothing."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

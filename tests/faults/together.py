@@ -1,7 +1,5 @@
 """Builds at the same moment: ``python -m tests.faults.together SETTINGS [SETTINGS ...]``. What came of each is a line of JSON."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -2,8 +2,6 @@
 tests need none of it.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Small datasets for the tools to look into, made by the build itself."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

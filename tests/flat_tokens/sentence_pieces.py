@@ -1,7 +1,5 @@
 """Small models of SentencePiece, trained here."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

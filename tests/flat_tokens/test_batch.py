@@ -1,7 +1,5 @@
 """Sequences become encoded tokens and seq_starts, and come back."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import example, given

@@ -1,7 +1,5 @@
 """verify: what is right passes, and each thing that is wrong is named."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """Kept columns: what is written is read, by any numbers, in any row groups, and kinds that fit."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """Encodings of tiktoken without a network: from installed packages, under the digests that tiktoken expects."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

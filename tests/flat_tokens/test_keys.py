@@ -1,7 +1,5 @@
 """Document keys are the documented formula, however documents are put together."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What is said of a path that is no dataset: what is there, and the nearest that is one."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Options of the public functions: a value that is not one of an option's own is refused by name, before anything is done."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import typing

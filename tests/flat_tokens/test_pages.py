@@ -1,7 +1,5 @@
 """Page headers of Parquet files, compared with the values that the library decodes."""
 
-from __future__ import annotations
-
 import io
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """All objects of docs/reading can be pickled, as it says, and give the same elsewhere."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from typing import Any

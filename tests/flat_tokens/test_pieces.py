@@ -1,7 +1,5 @@
 """SentencePiece's files as they are read here, against the library's own reader, and files that are damaged."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import tempfile

@@ -1,7 +1,5 @@
 """Opening datasets, ours and others', reading sequences, and refusing what strangers made to hurt."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle

@@ -1,7 +1,5 @@
 """Kept columns of a stranger: whatever few bytes stand for, reading them takes bounded memory or is refused."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

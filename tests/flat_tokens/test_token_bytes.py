@@ -1,7 +1,5 @@
 """The bytes of every token id: next to the manifest, as trainers count them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

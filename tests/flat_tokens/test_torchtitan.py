@@ -1,7 +1,5 @@
 """torchtitan's data loader, against the interface that its trainer, its README and its GrainDataLoader state."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import re

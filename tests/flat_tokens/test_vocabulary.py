@@ -1,7 +1,5 @@
 """Vocabularies: the bytes of every id, whoever's tokenizer it is, and the digests that builds write down."""
 
-from __future__ import annotations
-
 import base64
 import json
 import sys

@@ -1,7 +1,5 @@
 """What a test's Prefect server has."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

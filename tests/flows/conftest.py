@@ -1,7 +1,5 @@
 """What tests of flows and of what people see of them share."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A Prefect server and workers of a pool as processes of their own, to be stopped, killed and started again."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Huge documents: bounded memory, or a clear error at the cap. Each build is a process of its own, measured as a whole."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The Prefect flow against a real server: what people see, what the cache does, what is never stored."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Stores whose credentials are in a block: runs know its name, and what it holds stays in their process."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

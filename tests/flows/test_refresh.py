@@ -1,7 +1,5 @@
 """Refresh and retokenize as Prefect flows against a real server: what people see, and how deployments load them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Object stores as output and source: the same bytes as on a local disk."""
 
-from __future__ import annotations
-
 import json
 import random
 import sys

@@ -1,7 +1,5 @@
 """A runner that hands everything over as groups do, within this process."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor

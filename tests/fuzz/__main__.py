@@ -1,7 +1,5 @@
 """Run the fuzzers, or the inputs that they have kept."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import signal

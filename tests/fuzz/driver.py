@@ -8,8 +8,6 @@ replaced. The first input of each fault is kept in ``corpus/TARGET/FAULT--DIGEST
 innermost function of the product.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import faulthandler

@@ -4,8 +4,6 @@ An input is the JSON of one mutation, such as ``["relink", {"latest": "versions/
 two versions of the same shape.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

@@ -1,7 +1,5 @@
 """Mutations: of bytes, of JSON values, of pickles."""
 
-from __future__ import annotations
-
 import json
 import random
 import struct

@@ -2,8 +2,6 @@
 runs, the family of nanoGPT's formats, and the records in `.export`.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

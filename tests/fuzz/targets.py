@@ -1,7 +1,5 @@
 """The targets: what reads bytes that may come from strangers, or from a damaged disk."""
 
-from __future__ import annotations
-
 import bz2
 import contextlib
 import gzip

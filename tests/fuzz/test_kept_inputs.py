@@ -1,7 +1,5 @@
 """Inputs that broke something once break nothing now, and a little fuzzing finds no others."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

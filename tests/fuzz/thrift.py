@@ -2,8 +2,6 @@
 them, so that one is replaced in its place.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from typing import NamedTuple

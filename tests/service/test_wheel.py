@@ -1,7 +1,5 @@
 """The service as a wheel: one package, beside the library, that builds datasets without a checkout."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

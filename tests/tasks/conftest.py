@@ -1,7 +1,5 @@
 """Outputs of the tests of tasks, and versions in them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

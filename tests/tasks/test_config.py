@@ -1,7 +1,5 @@
 """What a build is told: what is accepted and what it means, what is kept secret, and the facts that tasks hand on."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """What is garbage and what is not: versions by policy, then what no kept version and no running build needs."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

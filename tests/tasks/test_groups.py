@@ -1,7 +1,5 @@
 """Groups of work for other processes: what is stored is what comes back, and what cannot be trusted is not."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -2,8 +2,6 @@
 hop is checked, by every client that reads what people name.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable, Iterator

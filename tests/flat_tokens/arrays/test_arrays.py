@@ -1,7 +1,5 @@
 """The arrays as stored: byte for byte what zarr-python writes, readable by it, and never silently wrong."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

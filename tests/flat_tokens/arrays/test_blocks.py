@@ -1,7 +1,5 @@
 """Many blocks at once give what each gives alone, and whichever is damaged is named."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numcodecs

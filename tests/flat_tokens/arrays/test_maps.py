@@ -1,7 +1,5 @@
 """Mapped files: one bound for all arrays of a process, and errors of the system as they are. And what threads share."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import mmap

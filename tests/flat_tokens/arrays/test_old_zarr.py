@@ -1,7 +1,5 @@
 """The zarr2 layout read by zarr 2.18, as people have it who cannot move to zarr 3."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What the tests of every format do: make splits, export them, read sequences back in all the ways there are."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

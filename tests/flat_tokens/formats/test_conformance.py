@@ -2,8 +2,6 @@
 files that it refuses.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import hashlib

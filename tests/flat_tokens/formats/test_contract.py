@@ -1,7 +1,5 @@
 """What the formats share: cutting into parts and batches, naming splits, finding files, opening anything."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Datasets with a loss mask in other formats: labels where the format has a place for them, and said where it has none."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 from pathlib import Path

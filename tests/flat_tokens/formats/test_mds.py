@@ -1,7 +1,5 @@
 """MDS and LitData: where shards end, and shards that are packed."""
 
-from __future__ import annotations
-
 import gzip
 from dataclasses import replace
 from functools import partial

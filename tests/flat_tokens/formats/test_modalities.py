@@ -1,7 +1,5 @@
 """Modalities: the reference's own files, merged files, ends of documents, and indexes that are large or lie."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Rows of token lists: what is written reads in pyarrow and datasets, what they write reads here, nothing else does."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The formats' own readers and writers: they read what is written here, and what they write is read."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import sys

@@ -1,7 +1,5 @@
 """Pickled lists of pairs: byte for byte pickle's, read without pickle, refused where they are anything else."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Small datasets with languages, licences and two sources, and runs on them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

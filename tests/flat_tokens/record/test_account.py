@@ -1,7 +1,5 @@
 """The record of a run, against looking at every batch: documents, tokens and text by source, column and epoch."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The forms of the law: what the data says is filled in, all else is an empty field with its name. Croissant documents."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A run's ledger: every batch, past and future, follows from one small file."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """A view without a dataset: its rows are numbers; and what tests compare of batches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 

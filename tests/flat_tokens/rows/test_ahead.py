@@ -1,7 +1,5 @@
 """Reading ahead: what the next steps read is fetched before they are due, up to a budget, in every view and loader."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import time

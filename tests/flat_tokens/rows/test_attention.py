@@ -1,7 +1,5 @@
 """Attention within documents: masks of flex attention and bounds of segments, against a dense mask made token by token."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Full rows: against the rule, piece by piece; and what views leave out, against looking at every row."""
 
-from __future__ import annotations
-
 import pickle
 import time
 from collections import Counter

@@ -2,8 +2,6 @@
 runs that act as large ones: the shares and the epochs of each source are those of the large run.
 """
 
-from __future__ import annotations
-
 import itertools
 import pickle
 from collections import Counter

@@ -1,7 +1,5 @@
 """A loader's batches as arrays that lie on all devices of a mesh, on one host and on two."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

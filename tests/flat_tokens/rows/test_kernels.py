@@ -2,8 +2,6 @@
 equal costs of attention.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

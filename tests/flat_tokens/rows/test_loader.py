@@ -1,7 +1,5 @@
 """Batches by step: the same stream whatever the batch size, the hosts and the place where a run goes on."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """Rows of a dataset with a loss mask, against the mask cut by hand and against torchtune's class."""
 
-from __future__ import annotations
-
 import importlib.util
 import random
 import sys

@@ -1,7 +1,5 @@
 """Fill in the middle: every view gives the rows of a dataset whose documents are stored so, in each epoch."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import replace
 from itertools import pairwise

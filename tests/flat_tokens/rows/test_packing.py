@@ -1,7 +1,5 @@
 """Documents packed into rows: torchtune's packs to the letter, closer ones, masks of attention, and the kept index."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

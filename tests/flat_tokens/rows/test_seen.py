@@ -1,7 +1,5 @@
 """The inverse of the order: the steps of rows and documents, against looking at every batch; digests of steps."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -2,8 +2,6 @@
 the selected documents; keys, against looking at every key; expressions, against sqlite.
 """
 
-from __future__ import annotations
-
 import pickle
 import sqlite3
 from pathlib import Path

@@ -2,8 +2,6 @@
 an epoch, few blocks at a time, as random as its buffer, by step alone.
 """
 
-from __future__ import annotations
-
 import math
 import time
 import tracemalloc

@@ -3,8 +3,6 @@
 In interpreters of their own: loaders fork, and this one may have threads. Loaders by step: ``test_loader.py``.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Rows for training: packed, one document each, Megatron blocks; of numpy, torch and jax; through their loaders."""
 
-from __future__ import annotations
-
 import dataclasses
 import pickle
 import sys

@@ -1,7 +1,5 @@
 """Steps as a build takes them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The step ``datatrove`` gives what datatrove itself gives."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The step ``decontaminate``: which documents have some of a question, and what is done with them."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import subprocess

@@ -1,7 +1,5 @@
 """The step html: pages become text by a package, which is named where it is not installed."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import sys
 from types import ModuleType

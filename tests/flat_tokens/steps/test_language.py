@@ -1,7 +1,5 @@
 """The step ``language``."""
 
-from __future__ import annotations
-
 import tempfile
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Normalised words: what is in a word, and that texts in a batch have the words that each has alone."""
 
-from __future__ import annotations
-
 import unicodedata
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A dataset in a store, read through a cache: the same bytes, each fetched once, whatever becomes of the cache."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle

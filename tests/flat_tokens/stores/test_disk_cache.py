@@ -1,7 +1,5 @@
 """The cache on a local disk: never over its bound, never a wrong byte, whatever dies and whatever is damaged."""
 
-from __future__ import annotations
-
 import builtins
 import errno
 import multiprocessing

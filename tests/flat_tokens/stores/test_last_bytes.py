@@ -1,7 +1,5 @@
 """Stores whose clients read no last bytes of an object, such as Azure's: sizes are those of the manifest, or are asked for."""
 
-from __future__ import annotations
-
 import pickle
 import uuid
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Local files: what is not there is told apart from what could not be looked up; and what survives a power loss."""
 
-from __future__ import annotations
-
 import errno
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """With roots set, no place that opens a path is led out of them by a link, whichever step of the path it replaces."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """JSON documents of a store: what they are read by, and its limits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Reading from object stores and web servers: few requests, all at once, in every process."""
 
-from __future__ import annotations
-
 import functools
 import http.server
 import multiprocessing

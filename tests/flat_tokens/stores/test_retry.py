@@ -1,7 +1,5 @@
 """Which errors of stores pass, how long is waited for the next try, and when it is the last one."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import socket

@@ -1,7 +1,5 @@
 """Signatures of records: what they cover, what they refuse, and where keys come from."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

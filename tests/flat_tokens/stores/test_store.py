@@ -1,7 +1,5 @@
 """Objects appear whole or not at all, with a digest of what is in them, and ranges of them read right."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """CSV by blocks and row by row: one result, one error."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Small files that stand for much are refused before memory or disk is full; files that are cut off while they are read."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Documents between separators; conversations in lines of JSON, read by msgspec and by Python."""
 
-from __future__ import annotations
-
 import json
 import re
 

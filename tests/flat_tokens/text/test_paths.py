@@ -1,7 +1,5 @@
 """Columns by path, in every format that has structs: fields are read as columns are. Columns by the names of directories."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Texts of any Arrow type as the one type that the project works on."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """What a file is, by its first bytes: compressions that are read, and content that is not the file's own, refused by name."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

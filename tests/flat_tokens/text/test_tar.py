@@ -1,7 +1,5 @@
 """Archives of texts: the rows of their members, and archives that are damaged or hostile."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """WARC and WET: the documents of records, against another reader of the same files, and files that are damaged."""
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from functools import partial

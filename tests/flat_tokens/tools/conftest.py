@@ -1,7 +1,5 @@
 """The command as tests of the tools run it."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The command line: help, errors of one line, statuses, pipes that close early."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """flat-tokens compare: counts of versions of the same documents, against counting one document after another."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

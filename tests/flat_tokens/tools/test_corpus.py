@@ -1,7 +1,5 @@
 """What lies at a path: its kind, its splits, its tokenizer, and its tokens in windows."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass

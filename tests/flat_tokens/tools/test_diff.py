@@ -1,7 +1,5 @@
 """flat-tokens diff: what changed, against comparing by hand; and that equal things are the same."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The table of documents: every document that was read, where it is, and why it is in no split. Counts are those of manifests."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Exports: whole files only, going on behind them, nothing overwritten; and the way back by ``flat-tokens import``."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

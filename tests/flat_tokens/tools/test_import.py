@@ -1,7 +1,5 @@
 """Trainers install and import the library alone: no orchestrator, tokenizer or data set library comes along."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """flat-tokens inspect: what is there, a sequence as text, and what holds a text, against searching by hand."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """flat-tokens record: JSON, a page and Croissant of one record."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The HTML report: whole, self-contained, and harmless whatever a dataset calls itself and its tokens."""
 
-from __future__ import annotations
-
 import re
 from html.parser import HTMLParser
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Source files found again, and their rows read as the build read them."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

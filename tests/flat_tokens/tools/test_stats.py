@@ -1,7 +1,5 @@
 """flat-tokens stats: every number against counting by hand."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

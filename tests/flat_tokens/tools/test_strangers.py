@@ -1,7 +1,5 @@
 """Datasets of strangers: what they say of files and servers is not followed, and what they are called moves no terminal."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

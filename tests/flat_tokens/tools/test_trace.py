@@ -1,7 +1,5 @@
 """flat-tokens trace: from tokens, sequences and training steps to the documents they come from, against looking by hand."""
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """flat-tokens verify: what is right is said to be right, what is damaged is named, and documents are tokenized again."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """The commands for a dataset's life after its first build, as a person meets them, without a server."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

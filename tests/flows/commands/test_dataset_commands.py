@@ -1,7 +1,5 @@
 """The commands that make datasets of datasets: what they say where it does not go as it was meant."""
 
-from __future__ import annotations
-
 import re
 from argparse import Namespace
 from pathlib import Path

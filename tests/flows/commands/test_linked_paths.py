@@ -3,8 +3,6 @@
 The kernel is the witness: it reports every access to what a link leads to, by whatever library.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

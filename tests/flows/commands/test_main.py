@@ -1,7 +1,5 @@
 """The command line as a person meets it, without a server."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import gc

@@ -1,7 +1,5 @@
 """Mistakes in the arguments of both programs: one line with the next step, status 2, and nothing heavy imported for it."""
 
-from __future__ import annotations
-
 import json
 from itertools import chain
 

@@ -1,7 +1,5 @@
 """What builds of few documents need."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Faults that can be known before a byte is fetched are named before."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Steps through the whole pipeline: what they leave out is counted, keys and splits stay, and the rest sees what they leave."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 from functools import partial

@@ -1,7 +1,5 @@
 """Documents that an expression chooses: a subset of them, and a selection in training, hold the same."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

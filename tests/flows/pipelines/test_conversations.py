@@ -1,7 +1,5 @@
 """Conversations through the whole pipeline: none loses its text, a bad one is a bad document, and masks are those of a reader."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter

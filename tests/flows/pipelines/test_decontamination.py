@@ -1,7 +1,5 @@
 """Builds whose documents are compared with evaluation sets: the same bytes whoever works, counts and examples in every report."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

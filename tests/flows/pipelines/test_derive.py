@@ -1,7 +1,5 @@
 """What is made of datasets, against making it by hand: merged, chosen, shuffled and laid out anew, on threads."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

@@ -1,7 +1,5 @@
 """What added, removed, changed and moved by document, against what was edited; and the history of refreshes."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import logging

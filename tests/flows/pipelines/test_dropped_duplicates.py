@@ -1,7 +1,5 @@
 """Duplicates through the whole pipeline: the first of equal texts stays, however the build is spread and whatever went before."""
 
-from __future__ import annotations
-
 import json
 import random
 from functools import partial

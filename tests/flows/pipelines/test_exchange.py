@@ -1,7 +1,5 @@
 """Exports and imports in the order of a flow, on threads: what comes back, what is recorded, what is not done twice."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from pathlib import Path

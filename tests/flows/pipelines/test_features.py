@@ -1,7 +1,5 @@
 """Features of a build together: in every layout, by every runner and at every place, a version holds what its rows say."""
 
-from __future__ import annotations
-
 import itertools
 import uuid
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Documents that are forgotten: they go from every version and from all else below an output, and no build brings them back."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Gates of builds and refreshes: facts of a version, what is held, stopped, or let through by a person."""
 
-from __future__ import annotations
-
 import json
 import platform
 import sys

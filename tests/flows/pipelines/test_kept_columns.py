@@ -1,7 +1,5 @@
 """Columns of the sources that are kept beside the tokens: in every format and layout, in expressions, through refreshes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Loss masks through the whole pipeline: built of prompts and completions, reused, and kept by every operation on datasets."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Near-duplicates through the whole pipeline: the first of a cluster stays, or all do and a column says which belong together."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterable

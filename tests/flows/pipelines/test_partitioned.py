@@ -1,7 +1,5 @@
 """Partitioned directories: a version has the columns that it would have if the files had them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A dry run: what it reckons is what a build then makes, and it writes nothing."""
 
-from __future__ import annotations
-
 import random
 import shutil
 import threading

@@ -1,7 +1,5 @@
 """Refreshes and reruns for another tokenizer: only new content is tokenized, and nothing where there is none."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil

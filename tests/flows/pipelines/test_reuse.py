@@ -1,7 +1,5 @@
 """Reuse by segment, and tokens stored once: whatever changed in the sources, the bytes are those of a build from nothing."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ A manifest has the digest of every other object of its version. A literal change
 change log says that datasets of one kind get other bytes, or where a library in the lock compresses to other bytes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable

@@ -2,8 +2,6 @@
 the public key knows who published what, and what was put back.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

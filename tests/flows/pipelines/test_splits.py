@@ -1,7 +1,5 @@
 """Splits: what decides on them, the third one, and what becomes of it in everything that is made of the dataset."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from functools import partial

@@ -1,7 +1,5 @@
 """Columns that steps write: kept as those of sources are, whatever the workers, the slices and the runner."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Builds whose tokens go straight into the version, and are stored once."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import shutil

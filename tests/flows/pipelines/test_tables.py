@@ -1,7 +1,5 @@
 """Delta and Iceberg tables as sources: pinned to a version, refreshed by what changed, refused by name if they cannot be read."""
 
-from __future__ import annotations
-
 import json
 import socket
 import struct

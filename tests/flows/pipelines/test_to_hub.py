@@ -1,7 +1,5 @@
 """A version on the hub: only what is missing is uploaded, the tag comes last, and the hub's own readers read it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

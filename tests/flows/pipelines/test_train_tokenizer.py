@@ -1,7 +1,5 @@
 """Vocabularies of one's own: which text they are trained on, and what is on the disk after each step."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

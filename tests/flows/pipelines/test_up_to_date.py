@@ -1,7 +1,5 @@
 """A build that has nothing to do is known as such before Prefect is imported, if that is soon told."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

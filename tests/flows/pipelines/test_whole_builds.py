@@ -1,7 +1,5 @@
 """A whole corpus in one process: what goes in comes out, whatever the number of workers and the size of slices."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np

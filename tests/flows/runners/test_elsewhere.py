@@ -1,7 +1,5 @@
 """Work for other processes: items and steps that went through JSON are the ones that were sent."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

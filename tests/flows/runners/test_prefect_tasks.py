@@ -1,7 +1,5 @@
 """Tasks of a run that people watch: none of them waits for the server."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import httpx

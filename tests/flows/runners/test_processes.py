@@ -1,7 +1,5 @@
 """Builds on processes of one machine: the bytes of a build on threads, its progress, its log lines, and its errors."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Builds on a Ray cluster: the same bytes, errors that name file and row, and what is said where there is no cluster."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

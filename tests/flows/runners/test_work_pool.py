@@ -1,7 +1,5 @@
 """Builds spread over the workers of a pool, each a process of its own: same bytes, errors that reach the parent, no leftovers."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """A build that had nothing to do leaves with the server what its flow would leave, and takes no Prefect for it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

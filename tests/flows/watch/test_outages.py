@@ -1,7 +1,5 @@
 """Of an outage of the Prefect server there is a line when it goes and one when it is back. Nothing is lost of what runs say."""
 
-from __future__ import annotations
-
 import http.server
 import io
 import logging

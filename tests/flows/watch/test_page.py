@@ -1,7 +1,5 @@
 """The page of a dataset: what an operator asks of it first, from storage and the server, whatever the last run came to."""
 
-from __future__ import annotations
-
 import json
 import re
 from datetime import UTC, datetime, timedelta

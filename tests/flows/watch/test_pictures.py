@@ -1,7 +1,5 @@
 """Pictures are SVG that any reader of XML takes, whatever names they show."""
 
-from __future__ import annotations
-
 import base64
 import re
 from xml.etree import ElementTree

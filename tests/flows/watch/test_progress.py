@@ -1,7 +1,5 @@
 """What people see of a run while it is under way: progress that moves, log lines, tags; none of it from what is not there."""
 
-from __future__ import annotations
-
 import argparse
 import errno
 import logging

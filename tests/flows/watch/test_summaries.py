@@ -1,7 +1,5 @@
 """What people see of a run at its end: a summary with tables and links, and what was made as an asset of what it was made of."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, TypeVar
 

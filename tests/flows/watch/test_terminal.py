@@ -1,7 +1,5 @@
 """The line of progress: one line at any width, with a bar on a terminal, and every ten seconds elsewhere."""
 
-from __future__ import annotations
-
 import io
 import logging
 import sys

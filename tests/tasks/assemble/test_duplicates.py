@@ -2,8 +2,6 @@
 whatever the order of pairs, and what naive programs find.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 

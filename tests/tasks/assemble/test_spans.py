@@ -3,8 +3,6 @@ while their parts arrive are those that tasks write, or are left to them. Tokens
 those of stored shards, what is not finished can be taken from, and whoever waits for somebody that fails is told so.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Files that are cut and brought here: each once, and none that is another one than it was."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shutil

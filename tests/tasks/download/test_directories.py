@@ -1,7 +1,5 @@
 """Directories whose files are not all content: tables, datasets saved to disk, data with notes beside it, names with brackets."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Evaluation sets: what a configuration may name, how they are read and pinned, and what is refused before work starts."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

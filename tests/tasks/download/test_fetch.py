@@ -1,7 +1,5 @@
 """Bringing files here: busy and broken servers, copies that are used again, compressed files, and which files there are."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import hashlib

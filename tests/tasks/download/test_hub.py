@@ -1,7 +1,5 @@
 """Datasets and tokenizers on the hub, against a stand-in for it on loopback."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

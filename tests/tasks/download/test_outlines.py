@@ -1,7 +1,5 @@
 """Files that are larger than the disk: Parquet is read by ranges, others are removed when their slices are settled."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Whole versions as readers find them: every layout through zarr itself, where each document came from, what is reused."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """OpenLineage events: what a run reads and makes, told to whom a variable names."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

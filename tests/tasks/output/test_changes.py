@@ -1,7 +1,5 @@
 """What added, removed and changed between two manifests."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Builds share an output; a collection waits for none of them and keeps the next one waiting."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -2,8 +2,6 @@
 remembers, and that no move is lost, on a disk and on object stores that compare before they write.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Objects that receipts tell of: asked for once, checked when they come, found again by their digests alone."""
 
-from __future__ import annotations
-
 import threading
 import uuid
 from collections.abc import Iterator, Sequence

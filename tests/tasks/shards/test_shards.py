@@ -2,8 +2,6 @@
 same shard, and which receipts are believed.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

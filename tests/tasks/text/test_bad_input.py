@@ -1,7 +1,5 @@
 """Bad documents, files and configurations: what a build makes of them, and what a person is told."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Reading documents: parsers that agree, files that change, damage that is found and never ends the process."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Runs of small files: read together, they have the documents that each file has alone."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter

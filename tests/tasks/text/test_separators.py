@@ -1,7 +1,5 @@
 """Separators that no file has are told before their text is tokenized."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

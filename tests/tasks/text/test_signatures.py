@@ -1,7 +1,5 @@
 """Signatures: what counts as the same text, how near the estimates are, and that nothing else decides on the bytes."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Cutting files into slices: every document once, whatever the size of a slice and of a block, with its row and its key."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -2,8 +2,6 @@
 the reference engine.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

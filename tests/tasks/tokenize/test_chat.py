@@ -1,7 +1,5 @@
 """Conversations to tokens: templates of known families, what counts in them, and special strings that are no special tokens."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable

@@ -2,8 +2,6 @@
 compared before a build are those that the tokenizer's definition calls for.
 """
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the fast engine is known to do right: everything else is left to the reference engine, with a reason."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """Texts in parts: an engine on the ordinary ones gives the tokens and masks of the reference on the whole text."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Iterator

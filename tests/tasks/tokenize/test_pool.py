@@ -1,7 +1,5 @@
 """The pool: results in order, whoever made them, and errors in their place."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

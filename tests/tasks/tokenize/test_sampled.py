@@ -1,7 +1,5 @@
 """One document of many goes through both engines: a difference stops the build, and the reference engine then makes all anew."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Segments: where they end follows from the documents alone, however these come in batches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Tokenizers of SentencePiece's and Mistral's files as builds use them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

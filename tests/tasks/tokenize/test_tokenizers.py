@@ -1,7 +1,5 @@
 """Tokenizers: known ids, engines that agree on awkward texts, engines that lie, and files that are no tokenizers."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import hashlib

@@ -1,7 +1,5 @@
 """Conversations with tools: three families of templates, and which of content, calls and thought counts."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """Tokenizers from files that go on for ever, take all memory, panic or leave out text are refused before they tokenize."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

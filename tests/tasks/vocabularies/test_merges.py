@@ -1,7 +1,5 @@
 """Learned merges: those of a naive trainer, whatever the order of texts; smaller vocabularies are their beginnings."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

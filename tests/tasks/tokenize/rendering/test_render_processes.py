@@ -1,7 +1,5 @@
 """Processes that render: limits of time and memory, and conversations that end a process."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

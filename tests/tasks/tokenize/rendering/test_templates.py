@@ -1,7 +1,5 @@
 """Templates in their sandbox: the same text each time, special strings and marks that nobody forges, every failure refused."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Places of what counts: the same by both engines, in few renderings, and right if the last answer is written otherwise."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
