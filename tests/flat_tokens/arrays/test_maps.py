@@ -309,10 +309,10 @@ FORK = """
 import os
 from flat_tokens.arrays import maps
 maps.os.sched_getaffinity = lambda _: range(4)
-maps.share(lambda part: None, 100)
+maps.share_work(lambda part: None, 100)
 if child := os.fork():
     raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-maps.share(lambda part: None, 100)
+maps.share_work(lambda part: None, 100)
 os._exit(7)
 """
 

@@ -201,7 +201,7 @@ def test_tools_that_are_none_make_a_bad_document(build, row, reason, told):
 
 def test_tools_counts_and_other_names_are_part_of_keys_where_they_are_set():
     """Keys of everything else are what they were."""
-    usual = {"template": "x", "tokens": {}, "roles": ["assistant"], "day": None, "edition": 2}
+    usual = {"template": "x", "tokens": {}, "roles": ["assistant"], "day": None, "edition": 3}
     for given, more in (
         ({}, {}),
         ({"tools": True, "count": ("content",)}, {"tools": True, "count": ["content"]}),

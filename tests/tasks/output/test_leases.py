@@ -20,8 +20,8 @@ HOLD = """
 import sys
 from pathlib import Path
 from flat_tokens.stores.store import Store
-from tasks.output.leases import building
-with building(Store.at(sys.argv[1]), Path(sys.argv[1], "_cache")):
+from tasks.output.leases import build_lease
+with build_lease(Store.at(sys.argv[1]), Path(sys.argv[1], "_cache")):
     print("in", flush=True)
     sys.stdin.read()
 """
