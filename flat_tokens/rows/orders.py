@@ -194,7 +194,7 @@ Permuted: TypeAlias = Callable[[KeyedPermutation, Int64s, UInt64s], Int64s]
 """A permutation, or its inverse."""
 
 
-class _Counts:
+class _CountSettings:
     """Settings of an order, which are all counts, of at least one."""
 
     def __post_init__(self) -> None:
@@ -204,7 +204,7 @@ class _Counts:
 
 
 @dataclass(frozen=True)
-class ReferenceOrder(_Counts):
+class ReferenceOrder(_CountSettings):
     """The order of the reference loader, seqax's: read in blocks of consecutive rows, shuffled within buffers.
 
     Each of *streams* gives an equal part of every batch. It reads the blocks of *sequences_per_read_block* rows that a
@@ -221,7 +221,7 @@ class ReferenceOrder(_Counts):
 
 
 @dataclass(frozen=True)
-class BlockOrder(_Counts):
+class BlockOrder(_CountSettings):
     """An order in which neighbouring rows come together, as random as its buffer: for datasets in a store.
 
     In each epoch the blocks of *block_rows* consecutive rows are in a random order. Laid in order so, all rows are
