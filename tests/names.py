@@ -1,5 +1,6 @@
-"""One word, one thing: the class names that two modules of the code define. `make check` fails if there are such. Letters' case and
-leading underscores do not count.
+"""One word, one thing: the class names that two modules of the code define. `make check` fails if there are such.
+
+The case of letters and leading underscores do not count.
 """
 
 import ast
