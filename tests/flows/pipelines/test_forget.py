@@ -347,7 +347,7 @@ def test_what_names_no_document_is_refused(dataset):
 
 
 @pytest.mark.parametrize(
-    "step", first_fast(["make_successor", "_attest", "sweep_shards", "change", "remove_version", "sweep_files"], 2)
+    "step", first_fast(["make_successor", "_attest", "sweep_shards", "change_pointer", "remove_version", "sweep_files"], 2)
 )
 def test_the_next_build_goes_on_with_what_was_begun(tmp_path, monkeypatch, step):
     dataset = Dataset(tmp_path, documents={"duplicates": "drop"})
