@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -25,9 +25,7 @@ from flat_tokens.tools.terminal import plural
 from tests.examples import FEW
 from tests.prefect_database import put_empty_database
 from tests.processes import answers, until
-
-if TYPE_CHECKING:
-    from tests.terminal import Terminal
+from tests.terminal import Terminal
 
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared"
@@ -242,10 +240,9 @@ def output(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> "Terminal":
+def terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Terminal:
     """Runs commands of ``python -m flows`` in this process, which stays as it is."""
     from flows.commands.main import main
-    from tests.terminal import Terminal
 
     monkeypatch.setenv("PREFECT_HOME", "/nonexistent")
     monkeypatch.setenv("PREFECT_CLIENT_MAX_RETRIES", "7")  # as a command sets it that has a server
@@ -257,10 +254,9 @@ def terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.fixture
-def tool(capsys: pytest.CaptureFixture[str]) -> "Terminal":
+def tool(capsys: pytest.CaptureFixture[str]) -> Terminal:
     """Runs commands of ``flat-tokens`` in this process."""
     from flat_tokens.tools.cli import main
-    from tests.terminal import Terminal
 
     return Terminal(main, capsys)
 

@@ -70,7 +70,7 @@ class Remains:
         yield from self.of_others(versions)
         for key, _ in (self._root / CACHE / "files").listing() if self._root.exists(f"{CACHE}/files") else ():
             if key.partition(".")[0] in files and not key.removesuffix(SIGNATURE).endswith((".json", ".table")):
-                yield f"{CACHE}/files/{key}: is a copy of a source file that holds forgotten documents, or one read with it does"
+                yield f"{CACHE}/files/{key}: is a copy of a source file that holds forgotten documents, or was read with one"
 
     def _is_complete(self, version: str) -> bool:
         try:
