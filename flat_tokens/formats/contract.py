@@ -192,16 +192,19 @@ class Format(Generic[O]):
     """Whether a file says which tokens count for the loss, where the dataset does."""
 
 
-def members(files: Files, ending: str, has_format: Callable[[Store, str], object]) -> list[str]:
-    """The files to open in a given format: a single file, else all with its *ending*, else all whose content has it.
+def named_so(files: Files, *endings: str) -> list[str]:
+    """The files with one of *endings*, or a single file whatever its name."""
+    return [key for key in files.keys if len(files.keys) == 1 or key.lower().endswith(endings)]
+
+
+def members(files: Files, has_format: Callable[[Store, str], object], *endings: str) -> list[str]:
+    """The files to open in a given format: those that are *named_so*, else all whose content has it.
 
     Files with the ending are not examined here: a damaged one must not be passed over. ValueError if there is no file.
     """
-    if len(files.keys) == 1:
-        return list(files.keys)
-    keys = [key for key in files.keys if key.endswith(ending)] or [key for key in files.keys if has_format(files.store, key)]
+    keys = named_so(files, *endings) or [key for key in files.keys if has_format(files.store, key)]
     if not keys:
-        raise ValueError(f"{files.url}: none of its {len(files.keys)} files is a {ending} file")
+        raise ValueError(f"{files.url}: none of its {len(files.keys)} files is a {' or '.join(endings)} file")
     return keys
 
 
@@ -366,12 +369,9 @@ def check_token_id(name: str, value: int | None, largest: int = MAX_TOKEN_ID) ->
         raise ValueError(f"{name} is {value!r}, but it is a token id from 0 to {largest}")
 
 
-def bounded_batches(
-    split: FlatTokens, start: int = 0, stop: int | None = None, *, max_tokens: int = BATCH_TOKENS
-) -> Iterator[TokenBatch]:
-    """Sequences ``start:stop`` of a flat-tokens array, in batches of at most *max_tokens*; see `Readable.batches`."""
-    stop = split.seq_count if stop is None else stop
-    for part in token_ranges(partial(checked_entries, split), start, stop, max_tokens):
+def bounded_batches(split: FlatTokens, start: int = 0, stop: int | None = None) -> Iterator[TokenBatch]:
+    """Sequences ``start:stop`` of a flat-tokens array, in batches of at most BATCH_TOKENS; see `Readable.batches`."""
+    for part in ranges_of(split, start, split.seq_count if stop is None else stop):
         encoded = split.slice(part.start, part.stop)
         yield TokenBatch(encoded, part.seq_starts, int(encoded.max() >> 1) if len(encoded) else 0)
 
@@ -416,6 +416,11 @@ def token_ranges(entries_of: Callable[[int, int], UInt64s], start: int, stop: in
                 yield StreamRange(token, token + max_tokens, started, entries[:0], entries[:0])
                 k, token = begun + 1, token + max_tokens
         start += len(entries) - 1
+
+
+def ranges_of(split: FlatTokens, start: int, stop: int) -> Iterator[StreamRange]:
+    """Sequences ``start:stop`` of a flat-tokens array, in ranges of at most BATCH_TOKENS."""
+    return token_ranges(partial(checked_entries, split), start, stop, BATCH_TOKENS)
 
 
 def sequence_ranges(split: FlatTokens, max_tokens: int | None) -> list[IntPair]:
@@ -568,7 +573,12 @@ class IndexedFile:
         stop = checked_stop(start, stop, self.seq_count, self.stored.path)
         for part in token_ranges(self.entries, start, stop, max_tokens):
             tokens, seq_starts = self.stored.tokens(part.start, part.stop), part.seq_starts
-            mask = None if self.mask is None else _checked_mask(self.mask, part.start, part.stop)
+            mask: UInt8s | None = None
+            if self.mask is not None:
+                mask = self.mask.read(part.start, part.stop).copy()
+                if (wrong := np.flatnonzero(mask > 1)).size:
+                    at = f"{mask[wrong[0]]} for token {part.start + wrong[0]}"
+                    raise ValueError(f"{self.mask.path}: has {at}, but a token counts, 1, or not, 0")
             if self.end_of_text is not None:
                 removed = part.last[tokens[part.last] == self.end_of_text]
                 keep = np.ones(len(tokens), np.bool_)
@@ -589,13 +599,6 @@ def mask_beside(store: Store, key: str, token_count: int) -> StoredItems | None:
             "the loss. The two are not of one dataset, or one of them is truncated. Without the file, all tokens count."
         )
     return StoredItems(store, key, np.dtype("u1"), 0, token_count)
-
-
-def _checked_mask(mask: StoredItems, start: int, stop: int) -> UInt8s:
-    found: UInt8s = mask.read(start, stop)
-    if (wrong := np.flatnonzero(found > 1)).size:
-        raise ValueError(f"{mask.path}: has {found[wrong[0]]} for token {start + wrong[0]}, but a token counts, 1, or not, 0")
-    return found.copy()
 
 
 @dataclass(frozen=True)
@@ -660,7 +663,7 @@ class IndexedDocuments:
         """Which tokens of closed documents count for the loss, 1 or 0, in arrays of some megabytes. An added token counts if
         the token before it does; that of an empty document does not count.
         """
-        for part in token_ranges(partial(checked_entries, self.split), self.start, self.stop, BATCH_TOKENS):
+        for part in ranges_of(self.split, self.start, self.stop):
             mask = self.split.mask(part.start, part.stop)
             if self.end_of_text is None:
                 yield mask
@@ -682,7 +685,7 @@ class IndexedDocuments:
         return self.closing == "unless_present" and self.end_of_text is not None and self.end_of_text <= self.split.max_token_id
 
     def _ranges(self) -> Iterator[tuple[StreamRange, UInt32s]]:
-        for part in token_ranges(partial(checked_entries, self.split), self.start, self.stop, BATCH_TOKENS):
+        for part in ranges_of(self.split, self.start, self.stop):
             yield part, self.split.slice(part.start, part.stop) >> np.uint32(1)
 
 

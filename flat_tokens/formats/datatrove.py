@@ -7,7 +7,6 @@ name. Without it, the width follows from the last document's end and the size of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,16 +16,13 @@ from flat_tokens.annotations import UInt64s
 from flat_tokens.formats import contract
 from flat_tokens.formats.contract import (
     ExportFile,
-    Files,
     Format,
     IndexedDocuments,
     IndexedFile,
-    Readable,
     Splits,
     StoredItems,
     mask_beside,
 )
-from flat_tokens.manifest import SplitName
 from flat_tokens.stores.store import Store, StoredObject
 
 LOSS = ".loss"
@@ -86,7 +82,11 @@ def token_width(store: Store, key: str) -> int:
         raise ValueError(f"{store.path(key)}: has no {index} next to it. Without it, where the documents end is not known.")
     size, index_size = store.size(key), store.size(index)
     end = int.from_bytes(store.read_range(index, max(index_size - 8, 0), index_size), "little")
-    for width in _possible_widths(store, key):
+    widths: tuple[int, ...] = (2, 4)
+    if store.exists(metadata := f"{key}.metadata"):
+        first_line = store.read_range(metadata, 0, min(store.size(metadata), 4096)).partition(b"\n")[0]
+        widths = {b"2": (2,), b"4": (4,)}.get(first_line.rpartition(b"|")[2], widths)
+    for width in widths:
         if index_size % 8 == 0 and end * width == size:
             return width
     raise ValueError(
@@ -95,16 +95,9 @@ def token_width(store: Store, key: str) -> int:
     )
 
 
-def _possible_widths(store: Store, key: str) -> tuple[int, ...]:
-    """Bytes of a token according to the metadata, if there is any."""
-    if not store.exists(metadata := f"{key}.metadata"):
-        return 2, 4
-    first_line = store.read_range(metadata, 0, min(store.size(metadata), 4096)).partition(b"\n")[0]
-    return {b"2": (2,), b"4": (4,)}.get(first_line.rpartition(b"|")[2], (2, 4))
-
-
 def open_file(store: Store, key: str, options: Datatrove) -> IndexedFile:
-    """Open one ``.ds`` file with its index."""
+    """Open one ``.ds`` file with its index, by the key of any of its files."""
+    key = tokens_key(key)
     width = token_width(store, key)
     tokens = StoredItems(store, key, np.dtype(f"<u{width}"), 0, store.size(key) // width)
     index = StoredItems(store, f"{key}.index", np.dtype("<u8"), 0, store.size(f"{key}.index") // 8)
@@ -128,16 +121,9 @@ def has_index(store: Store, key: str) -> bool:
         return False
 
 
-def open_files(files: Files, options: Datatrove) -> Mapping[SplitName, Readable]:
-    if not (keys := _tokens_of(files)):
-        raise ValueError(f"{files.url}: none of its {len(files.keys)} files is a .ds file")
-    return contract.by_split(files, keys, open_file, options)
-
-
-def _tokens_of(files: Files) -> list[str]:
-    """The files of tokens: a single file, or those that end with ``.ds``."""
-    found = [key for key in files.keys if len(files.keys) == 1 or key.endswith(".ds")]
-    return [key.removesuffix(".index").removesuffix(".metadata").removesuffix(LOSS) for key in found]
+def tokens_key(key: str) -> str:
+    """The key of the tokens, by the key of any of the files that belong together."""
+    return key.removesuffix(".index").removesuffix(".metadata").removesuffix(LOSS)
 
 
 DATATROVE: Format[Any] = Format(
@@ -146,8 +132,8 @@ DATATROVE: Format[Any] = Format(
     keeps="sequences, empty ones too; ids up to 2**31 - 1",
     loses="nothing",
     options=Datatrove,
-    recognise=lambda files: any(has_index(files.store, key) for key in _tokens_of(files)),
-    open=open_files,
+    recognise=lambda files: any(has_index(files.store, tokens_key(key)) for key in contract.named_so(files, ".ds")),
+    open=lambda files, options: contract.by_split(files, contract.members(files, has_index, ".ds"), open_file, options),
     plan=plan,
     write=write,
     keeps_loss_mask=True,

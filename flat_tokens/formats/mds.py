@@ -296,7 +296,8 @@ class Mds(Stream):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.size_limit >= self.end_bytes:
-            raise ValueError(f"size_limit is {self.size_limit}, but {self.ended}")
+            what = "the shards' offsets end" if self.compression == "none" else "shards are compressed in memory, and end"
+            raise ValueError(f"size_limit is {self.size_limit}, but {what} at {self.end_bytes - 1}")
         if self.length is not None and _sample_bytes(self.length) >= MAX_SHARD_BYTES // 2:
             raise ValueError(f"length is {self.length}, but the shards' offsets end at {MAX_SHARD_BYTES - 1}")
         if self.drop_last and self.length is None:
@@ -309,40 +310,24 @@ class Mds(Stream):
         """A shard is smaller than this."""
         return MAX_SHARD_BYTES if self.compression == "none" else MAX_WHOLE_BYTES
 
-    @property
-    def ended(self) -> str:
-        """Why it is."""
-        what = "the shards' offsets end" if self.compression == "none" else "shards are compressed in memory, and end"
-        return f"{what} at {self.end_bytes - 1}"
-
 
 # Writing
 
 
 def _config(options: Mds) -> JsonObject:
     """The description of a shard, for its head and for the index."""
+    codec = options.compression
+    level = None if codec == "none" else LEVELS[codec]
     return {
         "column_encodings": [f"ndarray:{INT32.name}"],
         "column_names": [options.column or COLUMNS[0]],
         "column_sizes": [None],
-        "compression": _algorithm(options),
+        "compression": None if codec == "none" else codec if level is None else f"{codec}:{level}",
         "format": "mds",
         "hashes": ["sha256"],  # streaming validates it, and it is known for every stored object
         "size_limit": options.size_limit,
         "version": 2,
     }
-
-
-def _algorithm(options: Mds) -> str | None:
-    """The codec and its level, as streaming names them."""
-    if options.compression == "none":
-        return None
-    level = LEVELS[options.compression]
-    return options.compression if level is None else f"{options.compression}:{level}"
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True).encode()
 
 
 def _sample_bytes(length: int) -> int:
@@ -417,7 +402,7 @@ def _stored_bytes(lengths: Int64s) -> Int64s:
 
 def _shard_head(count: int, options: Mds) -> bytes:
     """The bytes before and after the offsets."""
-    return np.array([count], "<u4").tobytes() + _json(_config(options))
+    return np.array([count], "<u4").tobytes() + json.dumps(_config(options), sort_keys=True).encode()
 
 
 def _sample_lengths(total: int, length: int) -> Iterator[Int64s]:
@@ -499,13 +484,11 @@ def open_mds(files: Files, options: Mds) -> Mapping[SplitName, Readable]:
             )
         with index_errors(files.url):
             found[split_of(files.keys[0])] = [_shard(files.store, config, options)]
-    return {split: _reader(tuple(shards), options) for split, shards in found.items()}
-
-
-def _reader(shards: tuple[Shard, ...], options: Mds) -> Readable:
-    if options.length is not None or not shards:  # without shards, an empty stream
-        return StreamReader(shards, options.end_of_text, "after")
-    return JoinedReaders(tuple(IndexedFile(shard, shard.sample_count, shard.entries, options.end_of_text) for shard in shards))
+    end = options.end_of_text
+    if options.length is not None:
+        return {split: StreamReader(tuple(shards), end, "after") for split, shards in found.items()}
+    readers = {split: [IndexedFile(one, one.sample_count, one.entries, end) for one in shards] for split, shards in found.items()}
+    return {split: JoinedReaders(tuple(several)) for split, several in readers.items()}
 
 
 def _shards(store: Store, key: str, options: Mds) -> list[Shard]:

@@ -55,7 +55,12 @@ def write(splits: Splits, file: ExportFile, store: Store, options: Megatron) -> 
     dtype = np.dtype(DTYPES[code])
     documents = IndexedDocuments.of(splits, file, options)
     if documents.token_count > MAX_LENGTH:  # perhaps in one document
-        _check_lengths(documents)
+        first = file.start
+        for lengths in documents.lengths():
+            if len(lengths) and (longest := lengths.max()) > MAX_LENGTH:
+                where = f"{documents.split.store.url}: sequence {first + int(lengths.argmax())}"
+                raise ValueError(f"{where} has {longest} tokens, but the format holds up to {MAX_LENGTH}")
+            first += len(lengths)
     with store.create(file.key) as tokens_writer:
         documents.write_tokens(tokens_writer, dtype)
     count = file.stop - file.start
@@ -68,17 +73,6 @@ def write(splits: Splits, file: ExportFile, store: Store, options: Megatron) -> 
         for start in range(0, count + 1, STARTS_AT_A_TIME):
             writer.write(np.arange(start, min(start + STARTS_AT_A_TIME, count + 1), dtype="<i8"))
     return [tokens_writer.stored, writer.stored]
-
-
-def _check_lengths(documents: IndexedDocuments) -> None:
-    first = documents.start
-    for lengths in documents.lengths():
-        if len(lengths) and lengths.max() > MAX_LENGTH:
-            i = first + int(lengths.argmax())
-            raise ValueError(
-                f"{documents.split.store.url}: sequence {i} has {lengths.max()} tokens, but the format holds up to {MAX_LENGTH}"
-            )
-        first += len(lengths)
 
 
 @dataclass(frozen=True)
@@ -190,7 +184,7 @@ MEGATRON: Format[Any] = Format(
     loses="nothing; sequences of more than 2**31 - 1 tokens are refused",
     options=Megatron,
     recognise=lambda files: any(has_index(files.store, key) for key in files.keys if key.endswith((".bin", ".idx"))),
-    open=lambda files, options: contract.by_split(files, contract.members(files, ".idx", has_index), open_dataset, options),
+    open=lambda files, options: contract.by_split(files, contract.members(files, has_index, ".idx"), open_dataset, options),
     plan=plan,
     write=write,
 )

@@ -40,6 +40,7 @@ from flat_tokens.formats.pickled import read_pairs, write_pairs
 from flat_tokens.stores.store import Store, StoredObject
 
 INDEX_BLOCK_BYTES = 1 << 18
+PAIRS_AT_A_TIME = 1 << 16
 MAX_FILE_BYTES = 1 << 61
 Generation = Literal[0, 1, 2, 3]
 
@@ -86,17 +87,14 @@ def write(splits: Splits, file: ExportFile, store: Store, options: Modalities) -
         writer.write(header)
         documents.write_tokens(writer, dtype)
         base = 0 if options.generation == 3 else len(header)
-        for piece in write_pairs(_index_entries(documents, dtype.itemsize, base), file.stop - file.start):
+        pairs = (
+            np.stack([starts[some], ends[some] - starts[some]], 1)
+            for starts, ends in documents.bounds(base, dtype.itemsize)
+            for some in (slice(at, at + PAIRS_AT_A_TIME) for at in range(0, len(starts), PAIRS_AT_A_TIME))
+        )
+        for piece in write_pairs(pairs, file.stop - file.start):
             writer.write(piece)
     return [writer.stored]
-
-
-def _index_entries(documents: IndexedDocuments, width: int, base: int) -> Iterator[Int64s]:
-    """Offset and length in bytes of each document: int64[n, 2]."""
-    for starts, ends in documents.bounds(base, width):
-        for at in range(0, len(starts), 1 << 16):
-            some = slice(at, at + (1 << 16))
-            yield np.stack([starts[some], ends[some] - starts[some]], 1)
 
 
 class Header(NamedTuple):
@@ -228,7 +226,7 @@ MODALITIES = Format(
     loses="an end-of-text token that ends a sequence already, unless closing is always",
     options=Modalities,
     recognise=lambda files: any(headers(files.store, key) for key in files.keys),
-    open=lambda files, options: contract.by_split(files, contract.members(files, ".pbin", headers), open_pbin, options),
+    open=lambda files, options: contract.by_split(files, contract.members(files, headers, ".pbin"), open_pbin, options),
     plan=plan,
     write=write,
 )

@@ -42,7 +42,7 @@ from flat_tokens.formats.contract import (
     split_of,
 )
 from flat_tokens.manifest import SplitName
-from flat_tokens.rows.split import FlatTokens, ahead, checked_entries, checked_stop
+from flat_tokens.rows.split import FlatTokens, ahead, checked_stop
 from flat_tokens.stores.store import Store, StoredObject
 
 Place = Literal["before", "after"]
@@ -242,7 +242,7 @@ def stream(split: FlatTokens, start: int, stop: int, options: Stream, place: Pla
     # Sequence i is tokens ``seq_starts[i] + i`` to ``seq_starts[i + 1] + i + 1`` of the stream.
     first = bisect.bisect_right(range(split.seq_count), start, key=lambda i: contract.entry(split, i) + i) - 1
     at = contract.entry(split, first) + first
-    for part in contract.token_ranges(partial(checked_entries, split), first, split.seq_count, BATCH_TOKENS):
+    for part in contract.ranges_of(split, first, split.seq_count):
         marks = part.starts if place == "before" else part.ends
         begin, at = at, at + part.stop - part.start + len(marks)
         if begin >= stop:
@@ -301,13 +301,10 @@ class StreamReader:
         if (start, stop) != (0, None):
             stop = checked_stop(start, stop, self.seq_count, self.path)
             begin, end = int(self._bounds[start]), int(self._bounds[stop])
-        yield from self._decode(self._tokens(begin, end, max_tokens))
-
-    def _decode(self, blocks: Iterator[UInt32s]) -> Iterator[TokenBatch]:
-        """Turn the end-of-text tokens of a stream into starts of sequences."""
+        # The end-of-text tokens of the stream become starts of sequences.
         begun = False  # a sequence continues in the next block
         held = False  # a mark ended a block: its sequence begins with the next block's first token
-        for tokens in blocks:
+        for tokens in self._tokens(begin, end, max_tokens):
             marks = np.flatnonzero(tokens == self.end_of_text) if self.end_of_text is not None else np.empty(0, np.int64)
             kept = np.delete(tokens, marks)
             starts = marks - np.arange(len(marks))  # of the sequences after the marks, among the tokens that are kept
@@ -355,7 +352,7 @@ class StreamReader:
 def open_streams(files: Files, options: Stream, kind: Kind) -> Mapping[SplitName, Readable]:
     found: dict[SplitName, list[StoredItems]] = {}
     of_test = contract.has_test(files)
-    for key in contract.members(files, kind.ending, lambda store, key: has_kind(store, key, kind)):
+    for key in contract.members(files, partial(has_kind, kind=kind), kind.ending):
         tokens = kind.parse(files.store, key)
         if tokens.dtype.itemsize != kind.dtype.itemsize:
             raise ValueError(f"{tokens.path}: has tokens of {tokens.dtype.name}, but {kind.name} has {kind.dtype.name}")

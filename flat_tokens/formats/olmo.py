@@ -24,7 +24,6 @@ from typing import Any
 import numpy as np
 
 from flat_tokens.annotations import Int64s, UInt64s
-from flat_tokens.arrays.opening import open_array
 from flat_tokens.formats import contract
 from flat_tokens.formats.contract import (
     ExportFile,
@@ -38,6 +37,7 @@ from flat_tokens.formats.contract import (
 )
 from flat_tokens.formats.nanogpt import NPY_MAGIC
 from flat_tokens.manifest import dataset_of, manifest_of
+from flat_tokens.rows.documents import sources_of, stored_fact
 from flat_tokens.rows.split import FlatTokens
 from flat_tokens.stores.store import Store, StoredObject
 
@@ -94,18 +94,16 @@ def write(splits: Splits, file: ExportFile, store: Store, options: Olmo) -> list
 def _with_provenance(split: FlatTokens, lines: bytes, first: int) -> bytes:
     """The lines with each document's key, source file and row. ValueError if the dataset does not record them."""
     bounds = lines.decode().splitlines()
-    dataset, name = dataset_of(split.store), posixpath.basename(split.store.root)
+    dataset = dataset_of(split.store)
     try:
-        arrays = [open_array(dataset / f"documents/{name}/{fact}", "uint64") for fact in ("key", "file", "row")]
+        arrays = [stored_fact(split, fact) for fact in ("key", "file", "row")]
     except FileNotFoundError as error:
         raise ValueError(f"{dataset.url}: has no record of its documents. Export it without provenance.") from error
-    keys, files, rows = (array.read(first, first + len(bounds)).tolist() for array in arrays)
-    made_of = manifest_of(dataset).get("provenance", {}).get("sources") or ()
-    names = [file["name"] for source in made_of for file in source["files"]]
+    facts = [array.read(first, first + len(bounds)).tolist() for array in arrays]
+    names = [file for _, files in sources_of(manifest_of(dataset)) for file in files]
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(
-        (*bound.split(","), f"{key:016x}", names[file], row + 1)
-        for bound, key, file, row in zip(bounds, keys, files, rows, strict=True)
+        (*bound.split(","), f"{key:016x}", names[file], row + 1) for bound, key, file, row in zip(bounds, *facts, strict=True)
     )
     return text.getvalue().encode()
 
@@ -123,7 +121,7 @@ def _lines(starts: Int64s, ends: Int64s) -> bytes:
 
 def open_file(store: Store, key: str, options: Olmo) -> IndexedFile:
     """Open one file of tokens with its metadata, by the key of either. ValueError, naming the file, if they do not fit."""
-    key = key.removesuffix(METADATA) if key.endswith(METADATA) else key.removesuffix(TOKENS)
+    key = key.removesuffix(METADATA).removesuffix(TOKENS)
     tokens_key, metadata = key + TOKENS, key + METADATA
     if not store.exists(metadata):
         raise ValueError(f"{store.path(tokens_key)}: has no {metadata} next to it. Without it, where documents end is not known.")
@@ -137,22 +135,17 @@ def open_file(store: Store, key: str, options: Olmo) -> IndexedFile:
             "number of 1, 2, 4 or 8 bytes each. The two are not of one dataset, or one of them is truncated."
         )
     tokens = StoredItems(store, tokens_key, np.dtype(f"<u{width}"), 0, end)
-    mask = mask_beside(store, mask_key(store, key), end)
-    return IndexedFile(tokens, len(seq_starts) - 1, lambda i, j: seq_starts[i : j + 1], options.end_of_text, mask)
-
-
-def mask_key(store: Store, stem: str) -> str:
-    """The name of a file's label mask: the other one only if it is there."""
-    directory, name = posixpath.split(stem)
+    directory, name = posixpath.split(key)
     other = posixpath.join(directory, name.replace(IDS, LABELS, 1) + TOKENS)
-    return other if name.startswith(IDS) and store.exists(other) else stem + MASK
+    mask = mask_beside(store, other if name.startswith(IDS) and store.exists(other) else key + MASK, end)
+    return IndexedFile(tokens, len(seq_starts) - 1, lambda i, j: seq_starts[i : j + 1], options.end_of_text, mask)
 
 
 def tokens_files(files: Files) -> list[str]:
     """The files of tokens, which label masks are not."""
     masks = {key for key in files.keys if posixpath.basename(key).startswith(LABELS)}
     rest = tuple(key for key in files.keys if key not in masks and not key.endswith(MASK))
-    return contract.members(files._replace(keys=rest) if rest and len(files.keys) > 1 else files, TOKENS, has_metadata)
+    return contract.members(files._replace(keys=rest) if rest and len(files.keys) > 1 else files, has_metadata, TOKENS)
 
 
 def _bounds(store: Store, key: str, most: int) -> UInt64s:
@@ -205,7 +198,7 @@ def _text(store: Store, key: str, limit: int) -> Iterator[bytes]:
 
 def has_metadata(store: Store, key: str) -> bool:
     """Whether a file is tokens without a header, with metadata next to them, or the metadata of such."""
-    stem = key.removesuffix(METADATA) if key.endswith(METADATA) else key.removesuffix(TOKENS)
+    stem = key.removesuffix(METADATA).removesuffix(TOKENS)
     if stem == key or not store.exists(stem + TOKENS) or not store.exists(stem + METADATA):
         return False
     return store.read_range(stem + TOKENS, 0, len(NPY_MAGIC)) != NPY_MAGIC

@@ -189,13 +189,12 @@ class TokenLists(NamedTuple):
 class ListRows:
     """A column of lists in a file, as a `Readable`. A row is read as a whole, so that memory is bounded by the longest one.
 
-    ``masks``: the columns that say which of the tokens are read, and which count. *reads_labels*: also those of the loss.
+    ``masks``: the columns that say which of the tokens are read, and which count.
     """
 
     store: Store
     key: str
-    column: str
-    reads_labels: bool = True
+    options: Lists
 
     @property
     def path(self) -> str:
@@ -217,7 +216,7 @@ class ListRows:
     @property
     def columns(self) -> list[str]:
         """The columns that are read."""
-        return [self.column, *self.masks]
+        return [self.options.column, *self.masks]
 
     def parts(self, start: int, stop: int, max_tokens: int) -> Iterator[TokenLists]:
         """Ranges that cover rows ``start:stop``, each of about *max_tokens* if possible."""
@@ -265,7 +264,7 @@ class ParquetRows(ListRows):
     def _footer(self) -> tuple[tuple[str, ...], tuple[RowGroup, ...]]:
         """The masks, and the row groups."""
         with _refused_by_name(self.path, "Parquet"), self.store.open(self.key) as opened:
-            columns, metadata = sound_metadata(opened, lambda schema: [self.column, *_masks(schema, self)])
+            columns, metadata = sound_metadata(opened, lambda schema: [self.options.column, *_masks(schema, self)])
             paths = [column.path for column in metadata.schema]
             leaves = [next(i for i, path in enumerate(paths) if path.startswith(f"{column}.")) for column in columns]
             found = map(metadata.row_group, range(metadata.num_row_groups))
@@ -440,15 +439,10 @@ def _flat(array: Any, path: str, first: int, what: str, least: int) -> tuple[Any
     return found, entries
 
 
-def _keys(files: Files, endings: tuple[str, ...]) -> list[str]:
-    """The files with one of *endings*, or a single file whatever its name."""
-    return [key for key in files.keys if len(files.keys) == 1 or key.lower().endswith(endings)]
-
-
 def _arrow_keys(files: Files) -> list[str]:
     """The Arrow files. In a directory that ``datasets`` saved, only those of its list: its caches are there too."""
     saved = {posixpath.dirname(key): key for key in files.keys if posixpath.basename(key) == "state.json"}
-    keys = [key for key in _keys(files, ARROW_ENDINGS) if posixpath.dirname(key) not in saved]
+    keys = [key for key in contract.members(files, _is_arrow, *ARROW_ENDINGS) if posixpath.dirname(key) not in saved]
     for directory, key in saved.items():
         state, path = read_json(files.store, key), files.store.path(key)
         listed = state.get("_data_files")
@@ -482,32 +476,28 @@ def _refused_by_name(path: str, kind: str) -> Iterator[None]:
         raise ValueError(f"{path}: cannot be read as {kind} ({str(error)[:300]})") from error
 
 
-def _check_column(schema: Any, column: str, path: str) -> None:
-    """ValueError if there is no column of that name, or it does not hold lists of integers."""
+def _masks(schema: Any, rows: ListRows) -> tuple[str, ...]:
+    """The columns of masks. A label of a whole row is something else; a column of another mask's name is refused by its type, and
+    a file without a column of token ids.
+    """
+    column, path = rows.options.column, rows.path
     indices = schema.get_all_field_indices(column)
     if len(indices) != 1:
         names = ", ".join(reprlib.repr(name) for name in schema.names[:20])
-        found = "several columns" if indices else "no column"
-        raise ValueError(f"{path} has {found} {column!r}; it has {names}. Set column.")
+        several = "several columns" if indices else "no column"
+        raise ValueError(f"{path} has {several} {column!r}; it has {names}. Set column.")
     kind = schema.field(indices[0]).type
     if not _is_of_lists(kind):
         raise ValueError(f"{path}: column {column!r} is of type {reprlib.repr(str(kind))}, but token ids are lists of integers")
-
-
-def _masks(schema: Any, rows: ListRows) -> tuple[str, ...]:
-    """The columns of masks. A label of a whole row is something else; a column of another mask's name is refused by its type, and
-    a file without the tokens' column.
-    """
-    _check_column(schema, rows.column, rows.path)
     found = []
-    for name in (*(LOSS_MASKS if rows.reads_labels else ()), ATTENTION):
-        indices = [] if name == rows.column else schema.get_all_field_indices(name)
+    for name in (*(LOSS_MASKS if rows.options.labels == "read" else ()), ATTENTION):
+        indices = [] if name == column else schema.get_all_field_indices(name)
         if len(indices) == 1 and _is_of_lists(schema.field(indices[0]).type, is_mask=name != LABELS):
             found.append(name)
         elif indices and name != LABELS:
             kinds = ", ".join(reprlib.repr(str(schema.field(i).type)) for i in indices)
             remedy = "Rename it" if name == ATTENTION else "Rename it, or pass over it: labels=ignore"
-            raise ValueError(f"{rows.path}: column {name!r} is of type {kinds}, but a mask is lists of 0 and 1. {remedy}.")
+            raise ValueError(f"{path}: column {name!r} is of type {kinds}, but a mask is lists of 0 and 1. {remedy}.")
     return tuple(found)
 
 
@@ -526,9 +516,8 @@ def _is_arrow(store: Store, key: str) -> bool:
     )
 
 
-def _opened_as(kind: type[ListRows]) -> Callable[[Store, str, Lists], ListRows]:
-    """How a file is opened, by the options."""
-    return lambda store, key, options: kind(store, key, options.column, options.labels == "read")
+def _is_parquet(store: Store, key: str) -> bool:
+    return store.read_range(key, 0, 4) == b"PAR1"
 
 
 PARQUET = Format(
@@ -537,8 +526,10 @@ PARQUET = Format(
     keeps="sequences, empty ones too; loss masks",
     loses="nothing",
     options=Parquet,
-    recognise=lambda files: any(files.store.read_range(key, 0, 4) == b"PAR1" for key in _keys(files, PARQUET_ENDINGS)),
-    open=lambda files, options: contract.by_split(files, _keys(files, PARQUET_ENDINGS), _opened_as(ParquetRows), options),
+    recognise=lambda files: any(_is_parquet(files.store, key) for key in contract.named_so(files, *PARQUET_ENDINGS)),
+    open=lambda files, options: contract.by_split(
+        files, contract.members(files, _is_parquet, *PARQUET_ENDINGS), ParquetRows, options
+    ),
     plan=lambda splits, options: plan(splits, options, "{split}-{i:05d}-of-{count:05d}.parquet"),
     write=write_parquet,
     keeps_loss_mask=True,
@@ -549,8 +540,8 @@ ARROW = Format(
     keeps="sequences, empty ones too; loss masks",
     loses="nothing",
     options=Arrow,
-    recognise=lambda files: any(_is_arrow(files.store, key) for key in _keys(files, ARROW_ENDINGS)),
-    open=lambda files, options: contract.by_split(files, _arrow_keys(files), _opened_as(ArrowRows), options),
+    recognise=lambda files: any(_is_arrow(files.store, key) for key in contract.named_so(files, *ARROW_ENDINGS)),
+    open=lambda files, options: contract.by_split(files, _arrow_keys(files), ArrowRows, options),
     plan=lambda splits, options: plan(splits, options, "{split}/data-{i:05d}-of-{count:05d}.arrow"),
     write=write_arrow,
     finish=finish_arrow,

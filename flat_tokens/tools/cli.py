@@ -78,15 +78,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # drivers of stores raise errors of their own
         if os.environ.get("FLAT_TOKENS_DEBUG"):
             raise
-        print(f"flat-tokens {options.command}: {_said(error)}", file=sys.stderr)
+        name, message = type(error).__name__, terminal.one_line(error)
+        # The messages of these say enough without the type's name.
+        says_all = isinstance(error, OSError | ValueError | LookupError | MemoryError | ImportError)
+        if message != name and (not says_all or isinstance(error, KeyError)):
+            message = f"{name}: {message}"
+        print(f"flat-tokens {options.command}: {message}", file=sys.stderr)
         return TROUBLE
-
-
-def _said(error: BaseException) -> str:
-    """An error in one line: with its type's name, unless its message is enough."""
-    name, message = type(error).__name__, terminal.one_line(error)
-    enough = isinstance(error, OSError | ValueError | LookupError | MemoryError | ImportError) and not isinstance(error, KeyError)
-    return message if enough or message == name else f"{name}: {message}"
 
 
 def parser(command: str = "-") -> Parser:
@@ -294,17 +292,13 @@ def add_shared(parser: Any, *flags: str) -> None:
     """Add arguments of `SHARED`, and ``--format``, in the order given."""
     listed = {line.split()[0]: line for line in SHARED.strip().replace("\n ", " ").splitlines()}
     for flag in flags:
+        kinds = {}
         if flag == "--format":
-            add_format(parser)
-        else:
-            add_listed(parser, listed[flag])
+            from flat_tokens.formats import FLAT_TOKENS, FORMATS  # every format's module, which most commands do without
 
-
-def add_format(parser: Any) -> None:
-    from flat_tokens.formats import FLAT_TOKENS, FORMATS  # every format's module, which most commands do without
-
-    known = (FLAT_TOKENS, *FORMATS)
-    add_listed(parser, f"--format NAME  the format, where the content does not tell: {', '.join(known)}", format=known)
+            kinds["format"] = known = (FLAT_TOKENS, *FORMATS)
+            listed[flag] = f"{flag} NAME  the format, where the content does not tell: {', '.join(known)}"
+        add_listed(parser, listed[flag], **kinds)
 
 
 def format_list() -> str:
@@ -314,7 +308,7 @@ def format_list() -> str:
     return "formats:\n" + "\n".join(f"  {name:14} {entry.summary}" for name, entry in FORMATS.items())
 
 
-def add_option_flags(parser: argparse.ArgumentParser, except_for: Collection[str] = ()) -> None:
+def add_option_flags(parser: argparse.ArgumentParser, except_for: Collection[str]) -> None:
     """Add a flag for each option of any format, except those that the command does not use: ``--end-of-text`` for
     ``end_of_text``.
     """

@@ -71,13 +71,19 @@ def run(options: argparse.Namespace) -> int:
 
 
 def compare(corpora: Sequence[Corpus], split: str | None = None, by: Sequence[str] | None = None) -> JsonObject:
-    """All numbers of a comparison, for JSON. ValueError if the corpora are not versions of the same documents and splits."""
+    """All numbers of a comparison, for JSON. *by*: kept columns to group documents by; a language without them. ValueError if the
+    corpora are not versions of the same documents and splits, or one does not keep a column.
+    """
     if len(corpora) < 2:
         raise ValueError("name two versions or more")
     tables = [token_bytes_of(corpus) for corpus in corpora]
     for other in corpora[1:]:
         check_same(corpora[0], other)
-    columns = columns_to_compare(corpora, by)
+    kept = [corpus.manifest.get("columns") or {} for corpus in corpora]
+    for name, (corpus, its) in itertools.product(by or (), zip(corpora, kept, strict=True)):
+        if name not in its:
+            raise ValueError(f"{corpus.url}: keeps no column {name!r}; it keeps {', '.join(sorted(its)) or 'none'}")
+    columns = list(dict.fromkeys(by or [name for name in LANGUAGES if all(name in its for its in kept)][:1]))
     counted = [count(corpus, table, columns, split) for corpus, table in zip(corpora, tables, strict=True)]
     exact = [k for k, table in enumerate(tables) if table.is_exact]
     by_group = {kind: _groups(kind, corpora, counted, exact) for kind in ("source", *columns)}
@@ -125,15 +131,6 @@ def check_same(a: Corpus, b: Corpus) -> None:
                 f"{a.url} and {b.url} are not of the same documents and splits: {found[kind]:,} {words}, such as "
                 f"{place['split']} {place['sequence']:,}, key {place['document']['key']}. Compare versions that retokenize made"
             )
-
-
-def columns_to_compare(corpora: Sequence[Corpus], by: Sequence[str] | None) -> list[str]:
-    """The kept columns to group documents by: those that are named, else a language. ValueError if a version has not one."""
-    kept = [set(corpus.manifest.get("columns") or {}) for corpus in corpora]
-    for name, (corpus, its) in itertools.product(by or (), zip(corpora, kept, strict=True)):
-        if name not in its:
-            raise ValueError(f"{corpus.url}: keeps no column {name!r}; it keeps {', '.join(sorted(its)) or 'none'}")
-    return list(dict.fromkeys(by)) if by else [name for name in LANGUAGES if all(name in its for its in kept)][:1]
 
 
 class VersionCounts(NamedTuple):

@@ -121,6 +121,12 @@ def token_ids(text: str) -> UInt32s:
 def describe(corpus: Corpus) -> JsonObject:
     """The facts about a corpus that need no reading of its tokens, for JSON."""
     sizes, provenance, tokenizer = _sizes(corpus), corpus.provenance, corpus.tokenizer
+
+    def below(*directories: str) -> int | None:
+        """Bytes of the objects in some directories, if the manifest says of which they are."""
+        of_split = [size for key, size in sizes.items() if key.startswith(directories)]
+        return sum(of_split) if corpus.format == FLAT_TOKENS and corpus.manifest.get("objects") else None
+
     described: JsonObject = {
         "path": corpus.url,
         "format": corpus.format,
@@ -131,7 +137,15 @@ def describe(corpus: Corpus) -> JsonObject:
         "stored": _stored(corpus),
         "byte_count": sum(sizes.values()),
         "object_count": len(sizes),
-        "splits": {name: _describe_split(corpus, name, split, sizes) for name, split in corpus.splits.items()},
+        "splits": {
+            name: {
+                "token_count": split.token_count,
+                "seq_count": split.seq_count,
+                "max_token_id": getattr(split, "max_token_id", None),
+                "byte_count": below(f"{name}/", f"documents/{name}/"),
+            }
+            for name, split in corpus.splits.items()
+        },
         "tokenizer": tokenizer._asdict() if tokenizer else None,
         "documents": corpus.manifest.get("totals", {}).get("documents"),
         "policy": provenance.get("documents"),
@@ -185,17 +199,6 @@ def _stored(corpus: Corpus) -> str | None:
 
 def _codecs(codecs: list[JsonObject]) -> str:
     return " and ".join(str(codec["name"]) for codec in codecs if codec["name"] != "bytes") or "raw"
-
-
-def _describe_split(corpus: Corpus, name: str, split: Readable, sizes: Mapping[str, int]) -> JsonObject:
-    below = (f"{name}/", f"documents/{name}/")
-    known = corpus.format == FLAT_TOKENS and corpus.manifest.get("objects")
-    return {
-        "token_count": split.token_count,
-        "seq_count": split.seq_count,
-        "max_token_id": getattr(split, "max_token_id", None),
-        "byte_count": sum(size for key, size in sizes.items() if key.startswith(below)) if known else None,
-    }
 
 
 def description_lines(described: JsonFacts, color: bool) -> Iterator[str]:
@@ -451,9 +454,14 @@ def overlapping_windows(split: Readable, overlap: int) -> Iterator[tuple[UInt32s
         carried = ids[max(int(starts[-1]), len(ids) - overlap) :] if overlap else ids[:0]
 
 
-def names_of_sets(steps: Sequence[JsonFacts]) -> list[str]:
-    """The evaluation sets of *steps*, as manifests have these: names such as ``decontaminate.gsm8k``."""
-    return [f"{step['name']}.{one['name']}" for step in steps for one in _against(step)]
+def sets_by_name(steps: Sequence[JsonFacts]) -> dict[str, JsonFacts]:
+    """The evaluation sets of *steps* of a manifest that its build has read, by names such as ``decontaminate.gsm8k``."""
+    found: dict[str, JsonFacts] = {}
+    for step in steps:
+        against = (step.get("options") or {}).get("against") if step.get("use") == "decontaminate" else None
+        read = (one for one in against or () if isinstance(one, Mapping) and "digest" in one)
+        found |= {f"{step['name']}.{one['name']}": one for one in read}
+    return found
 
 
 class SetReport(NamedTuple):
@@ -485,8 +493,7 @@ class SetReport(NamedTuple):
 
 def set_reports(steps: Sequence[JsonFacts], documents: JsonFacts) -> list[SetReport]:
     """Reports of all evaluation sets, of the *steps* and the totals of *documents* of a manifest."""
-    facts = {f"{step['name']}.{one['name']}": one for step in steps for one in _against(step)}
-    reports = []
+    facts, reports = sets_by_name(steps), []
     for name, count in (documents.get("matches") or {}).items():
         step, _, of = name.partition(".")
         one = facts.get(name, {})
@@ -495,9 +502,3 @@ def set_reports(steps: Sequence[JsonFacts], documents: JsonFacts) -> list[SetRep
         examples = (documents.get("examples") or {}).get(name, ())
         reports.append(SetReport(step, of, questions, too_short, count, share, examples))
     return reports
-
-
-def _against(step: JsonFacts) -> Sequence[JsonFacts]:
-    """The evaluation sets of a step that a build has read."""
-    against = (step.get("options") or {}).get("against") if step.get("use") == "decontaminate" else None
-    return [one for one in against or () if isinstance(one, Mapping) and "digest" in one]

@@ -6,16 +6,17 @@ import json
 import posixpath
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from flat_tokens.annotations import JsonFacts, JsonObject
-from flat_tokens.record.account import TokenSizes, record_of_dataset, record_of_run
+from flat_tokens.record.account import record_of_dataset, record_of_run
 from flat_tokens.record.croissant import croissant, missing
 from flat_tokens.record.forms import filled_forms
 from flat_tokens.record.ledger import Ledger
 from flat_tokens.stores.store import Store, json_object
 from flat_tokens.tools import cli, terminal
-from flat_tokens.tools.corpus import open_corpus, vocabulary_of
+from flat_tokens.tools.corpus import open_corpus
 from flat_tokens.tools.inspect import set_reports
 
 SUMMARY = "record what a run has seen before a step, or what a version holds: counts, Croissant, forms of the law"
@@ -71,7 +72,7 @@ def steps(text: str) -> list[int]:
 
 
 def run(options: Namespace) -> int:
-    sizes = _sizes(options) if options.bytes else None
+    sizes = partial(_token_lengths, options) if options.bytes else None
     forgotten = [Store.at(path) for path in options.forgotten]
     answers = _answers(options.answers) if options.answers else {}
     if options.path.endswith(LEDGER):
@@ -96,17 +97,12 @@ def run(options: Namespace) -> int:
     return cli.SAME if record["documents"] or record["sources"] else cli.DIFFERENT
 
 
-def _sizes(options: Namespace) -> TokenSizes:
+def _token_lengths(options: Namespace, dataset: Store) -> Any:
     """The bytes of each token id, by the tokenizer of a dataset."""
-
-    def sizes(dataset: Store) -> Any:
-        corpus = open_corpus(dataset.url)
-        vocabulary = vocabulary_of(corpus, options.tokenizer, options.pattern, cli.warn, options.trust_records)
-        if vocabulary is None:
-            raise ValueError(f"{dataset.url}: names no tokenizer, which --bytes needs. Name it with --tokenizer.")
-        return vocabulary.lengths
-
-    return sizes
+    vocabulary = cli.vocabulary_for(open_corpus(dataset.url), options)
+    if vocabulary is None:
+        raise ValueError(f"{dataset.url}: names no tokenizer, which --bytes needs. Name it with --tokenizer.")
+    return vocabulary.lengths
 
 
 def _answers(path: str) -> dict[str, JsonObject]:

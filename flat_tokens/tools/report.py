@@ -232,12 +232,6 @@ def _ticks(highest: float, count: int = 4) -> list[float]:
     return [k * step for k in range(math.ceil(highest / step - 1e-9) + 1 or 1)] if highest else [0.0, 1.0]
 
 
-class _Pair(NamedTuple):
-    document: Place
-    of: Place
-    similarity: float
-
-
 def near_duplicates(corpus: Corpus, locator: Locator) -> JsonObject | None:
     """The near-duplicates of a dataset, for JSON; None if it was built without looking for them. ``sizes``: clusters by how
     many documents they have, of all sources together, from 2 on in doublings. A cluster counts for each source that has one of
@@ -285,22 +279,19 @@ def _pairs(corpus: Corpus, found: Entries, locator: Locator) -> list[JsonObject]
     order = np.lexsort((found["row"], found["file"], mix(found["key"] ^ found["of"])))[:SAMPLE]
     files = [file for source in corpus.sources for file in source.files]
     firsts = _firsts(corpus, found["of"][order])
-    pairs = [
-        _Pair(Place(key, files[file], row), firsts[of], similarity / 1e6)
-        for key, file, row, of, similarity in found[order].tolist()
-    ]
-    places = {2 * i + k: place for i, pair in enumerate(pairs) for k, place in enumerate(pair[:2])}
+    rows = found[order].tolist()
+    places = dict(enumerate(place for key, file, row, of, _ in rows for place in (Place(key, files[file], row), firsts[of])))
     texts, why = dict[int, str](), dict[int, str]()
     for some in texts_of(corpus, places, locator):
         texts |= some.texts
         why |= dict.fromkeys(some.sequences, some.problem or "the source has another document in this row now")
+    described = [
+        {**place.described(corpus.sources), "text": texts.get(n), "problem": None if n in texts else why[n]}
+        for n, place in places.items()
+    ]
     return [
-        {"similarity": pair.similarity}
-        | {
-            name: {**place.described(corpus.sources), "text": texts.get(n), "problem": None if n in texts else why[n]}
-            for name, place, n in (("document", pair.document, 2 * i), ("of", pair.of, 2 * i + 1))
-        }
-        for i, pair in enumerate(pairs)
+        {"similarity": row[-1] / 1e6, "document": document, "of": of}
+        for row, document, of in zip(rows, described[::2], described[1::2], strict=True)
     ]
 
 

@@ -379,7 +379,8 @@ def _steps_of(settings: JsonFacts, trusted: bool, texts: Collection[str], spent:
         if reading := [step["use"] for step in described if step["use"] in READ_BY_BUILDS]:
             return f"the step {reading[0]!r} needs its evaluation sets, which builds alone read"
         if not trusted:
-            patterns = [_pattern_of(step["options"]) for step in described if step["use"] == "pattern"]
+            options = [step["options"] for step in described if step["use"] == "pattern"]
+            patterns = [str(one.get("drop") if one.get("keep") is None else one["keep"]) for one in options]
             if (longest := max((len(one.encode()) for one in patterns), default=0)) > MOST_PATTERN_BYTES:
                 return f"a pattern in the manifest has {terminal.plural(longest, 'byte')}: --trust-records takes it"
             spent.append(sum(map(program_size, patterns)) * (COMPILING + sum(len(text.encode()) for text in texts)))
@@ -388,11 +389,6 @@ def _steps_of(settings: JsonFacts, trusted: bool, texts: Collection[str], spent:
         return open_steps(described)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return f"its steps cannot be taken again: {error}"
-
-
-def _pattern_of(options: JsonFacts) -> str:
-    keep = options.get("keep")
-    return str(options.get("drop") if keep is None else keep)
 
 
 def _behind(

@@ -15,10 +15,9 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from flat_tokens.annotations import Int64s, Integers, IntPair, JsonFacts, JsonObject, UInt32s
-from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.formats import Readable
 from flat_tokens.tools import cli, report, terminal
-from flat_tokens.tools.corpus import Corpus, CorpusSource, windows
+from flat_tokens.tools.corpus import Corpus, windows
 from flat_tokens.tools.inspect import describe, heading
 from flat_tokens.tools.sources import Locator
 from flat_tokens.vocabulary import MAX_TABLE_IDS, Vocabulary
@@ -131,7 +130,9 @@ class ValueCounts:
 
 
 class SplitCounts(NamedTuple):
-    """Counts of one pass over a split: its sequences' lengths, its token ids, and what `count_files` counts."""
+    """Counts of one pass over a split: its sequences' lengths, its token ids, and by source file its tokens and documents:
+    int64[2, files + 1], those of no known file last; None if that is not recorded.
+    """
 
     lengths: Counts
     ids: Counts
@@ -149,24 +150,13 @@ def count(corpus: Corpus, name: str) -> SplitCounts:
         ids.add(tokens)
         lengths.add(ended)
         if documents is not None and of_files is not None:
-            of_files += count_files(documents.file, files, done, ended)
+            numbers = np.minimum(documents.file.read(done, done + len(ended)), np.uint64(files)).astype(np.int64)
+            # Floats are exact below 2**53, which one block does not reach.
+            of_files += np.array([np.bincount(numbers, of_each, files + 1) for of_each in (ended, None)]).astype(np.int64)
         done += len(ended)
     if done != split.seq_count:
         raise ValueError(f"{corpus.url}: {name} has {done} sequences instead of {split.seq_count}. Run flat-tokens verify.")
     return SplitCounts(lengths.counts(), ids.counts(), of_files)
-
-
-def count_files(file: StoredArray, files: int, first: int, lengths: Int64s) -> Int64s:
-    """Tokens and documents of the sequences from *first* on, by source file: int64[2, files + 1], those of no known one last."""
-    numbers = np.minimum(file.read(first, first + len(lengths)), np.uint64(files)).astype(np.int64)
-    # Floats are exact below 2**53, which one block does not reach.
-    return np.array([np.bincount(numbers, of_each, files + 1) for of_each in (lengths, None)]).astype(np.int64)
-
-
-def source_counts(of_files: Int64s, source: CorpusSource) -> IntPair:
-    """Tokens and documents of a source, of the counts by file: int64[2, files + 1]."""
-    tokens, documents = of_files[:, [file.number for file in source.files]].sum(axis=1).tolist()
-    return tokens, documents
 
 
 def _lengths_and_tokens(split: Readable) -> Iterator[tuple[Int64s, UInt32s]]:
@@ -304,7 +294,8 @@ def _use(ids: Counts, vocabulary: Vocabulary | None, highest: int) -> JsonObject
 def _by_source(corpus: Corpus, counted: SplitCounts) -> list[JsonObject] | None:
     if counted.of_files is None:
         return None
-    rows = [(source.name, len(source.files), *source_counts(counted.of_files, source)) for source in corpus.sources]
+    numbers = {source.name: [file.number for file in source.files] for source in corpus.sources}
+    rows = [(name, len(its), *counted.of_files[:, its].sum(axis=1).tolist()) for name, its in numbers.items()]
     if counted.of_files[1, -1]:
         rows.append(("(no known file)", 0, *counted.of_files[:, -1].tolist()))
     return [dict(zip(("name", "files", "token_count", "seq_count"), row, strict=True)) for row in rows]

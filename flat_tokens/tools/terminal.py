@@ -78,28 +78,13 @@ def markdown(value: Any) -> Any:
     """A text for Markdown, in which it stands for itself, between backticks, too; or all texts of a value of JSON. Ordinary names
     stay as they are.
     """
+    if not IN_MARKDOWN.search(repr(value)):  # nearly all: a character that repr escapes is found as a backslash
+        return value
     if isinstance(value, dict):
         return {markdown(key): markdown(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return value if _are_plain(value) else type(value)(map(markdown, value))
-    if not isinstance(value, str) or value.isalnum() or not IN_MARKDOWN.search(value):  # nearly all
-        return value
-    return re.sub(r"\](?=[(\[])", r"\]", value.translate(MARKDOWN))
-
-
-def _are_plain(values: Sequence[Any]) -> bool:
-    """Whether values are objects of JSON in whose texts nothing is to be escaped, as in most lists of very many files. One search
-    is enough to see that.
-    """
-    texts: list[Any] = []
-    for value in values:
-        if not isinstance(value, dict):
-            return False
-        texts += value
-        texts += value.values()
-    kinds = set(map(type, texts))
-    # The separator stands for itself, and neither ends nor begins what is looked for.
-    return kinds <= {str, int, type(None)} and not IN_MARKDOWN.search(" ".join([one for one in texts if type(one) is str]))
+        return type(value)(map(markdown, value))
+    return re.sub(r"\](?=[(\[])", r"\]", value.translate(MARKDOWN)) if isinstance(value, str) else value
 
 
 def show(options: argparse.Namespace, found: Any, lines: Iterable[str]) -> None:

@@ -5,7 +5,6 @@ a run that had a document.
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Literal, get_args
@@ -17,7 +16,7 @@ from flat_tokens.columns import in_json
 from flat_tokens.forgotten import read_forgotten
 from flat_tokens.formats import Readable
 from flat_tokens.record.ledger import Ledger
-from flat_tokens.rows.documents import key_of
+from flat_tokens.rows.documents import KEY, key_of
 from flat_tokens.rows.loader import ShuffledLoader
 from flat_tokens.rows.mixture import Mixture
 from flat_tokens.rows.orders import ReferenceOrder
@@ -82,7 +81,15 @@ def add_commands(commands: Any) -> None:
     of_the_run = trace.add_argument_group("with --step: the training run's own settings, with the loader's defaults")
     cli.add_listed(of_the_run, OF_THE_RUN, batch_size=one, length=one, row=number, reference_order=reference_order)
     about = "tell which documents a run has seen, how often, at which steps, in which rows of the batch"
-    cli.add_command(commands, "seen", run_seen, about, EXAMPLES_OF_SEEN, ARGUMENTS_OF_SEEN, document=document_id)
+    cli.add_command(
+        commands,
+        "seen",
+        run_seen,
+        about,
+        EXAMPLES_OF_SEEN,
+        ARGUMENTS_OF_SEEN,
+        document=lambda text: text if KEY.fullmatch(text) else number(text),
+    )
 
 
 def reference_order(text: str) -> ReferenceOrder:
@@ -232,7 +239,10 @@ def trace_step(
         raise ValueError(f"{corpus.url}: is {corpus.format}; the loader reads flat-tokens datasets. Import it first.")
     if options.batch_size is None or options.length is None:
         raise ValueError("--step needs the run's --batch-size and --length, and its --seed if that was not 0")
-    view = _view(split, options.view, options.length, options.overlap)
+    if options.overlap and options.view != "packed":
+        raise ValueError(f"--overlap is of packed rows, not of {options.view}")
+    overlap = {"overlap": options.overlap} if options.view == "packed" else {}
+    view: PackedView | DocumentsView | BlocksView = getattr(split, options.view)(options.length, **overlap)
     order = options.order if options.reference_order is None else options.reference_order
     settings = {"epochs": options.epochs or None, "start": options.start, "order": order}
     loader = ShuffledLoader(view, options.batch_size, options.seed, **settings)
@@ -263,14 +273,6 @@ def traced_rows(
         ids = np.array(document["ids"][slice(*part["sequence_tokens"])], np.uint32)
         part |= {"part_text": _text(vocabulary, ids), **{key: document[key] for key in OF_A_DOCUMENT if key in document}}
     return rows
-
-
-def _view(split: FlatTokens, name: ViewName, length: int, overlap: int) -> PackedView | DocumentsView | BlocksView:
-    if overlap and name != "packed":
-        raise ValueError(f"--overlap is of packed rows, not of {name}")
-    if name == "packed":
-        return split.packed(length, overlap=overlap)
-    return split.documents(length) if name == "documents" else split.blocks(length)
 
 
 def _parts(split: FlatTokens, view: SplitView, number: int) -> list[JsonObject]:
@@ -357,7 +359,6 @@ examples:
 
 No batch is read: the steps are computed. Rows of batches are counted over all hosts. Status 1: nothing was seen.
 """
-KEY = re.compile("[0-9a-f]{16}")
 DOCUMENTS_AT_A_TIME = 1 << 14
 VISITS_SHOWN = 8
 ARGUMENTS_OF_SEEN = """
@@ -368,10 +369,6 @@ path=RUN.json  the ledger of a run
 --limit N  show N documents of a source at most; 0: all (default: 20; --json: always all)
 --at --trust-records
 """
-
-
-def document_id(text: str) -> str | int:
-    return text if KEY.fullmatch(text) else cli.at_least(0)(text)
 
 
 def run_seen(options: argparse.Namespace) -> int:
@@ -399,7 +396,8 @@ def seen(ledger: Ledger, mixture: Mixture, name: str, document: str | int | None
     view = ledger.view(name)
     if not isinstance(view, SplitView):
         raise ValueError(f"{ledger.path}: source {name!r} is a view of no dataset, so that there are no documents in it")
-    records = _records(ledger, name)
+    path, split = ledger.dataset(name) or ("", "")
+    records = open_corpus(path).documents(split)
     for documents in _asked(records, view.tokens.seq_count, document):
         found = mixture.seen(documents, before=before, source=name)
         bounds = np.flatnonzero(np.diff(found.asked, prepend=-1, append=-1))
@@ -411,11 +409,6 @@ def seen(ledger: Ledger, mixture: Mixture, name: str, document: str | int | None
             fields = {field: getattr(found, field)[first:stop].tolist() for field in ("step", "batch_row", "epoch", "row")}
             visits = [dict(zip(fields, visit, strict=True)) for visit in zip(*fields.values(), strict=True)]
             yield {"document": number, "key": key, "visits": visits}
-
-
-def _records(ledger: Ledger, name: str) -> DocumentRecords | None:
-    path, split = ledger.dataset(name) or ("", "")
-    return open_corpus(path).documents(split)
 
 
 def _asked(records: DocumentRecords | None, count: int, document: str | int | None) -> Iterator[Int64s]:

@@ -20,7 +20,7 @@ from flat_tokens.manifest import BYTES_RECORD, MANIFEST, TokenBytes, manifest_by
 from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store, StoredObject
 from flat_tokens.tools.documents import query
-from flat_tokens.tools.inspect import names_of_sets
+from flat_tokens.tools.inspect import sets_by_name
 from flat_tokens.tools.terminal import markdown
 from flat_tokens.writer import commit, put_metadata
 from tasks.finalize.provenance import Provenance
@@ -175,7 +175,7 @@ def match_totals(made_of: Provenance, parts: Sequence[ShardPart]) -> JsonObject:
 
 def _matches(made_of: Provenance, parts: Iterable[ShardPart]) -> dict[str, dict[str, int]]:
     """Counts of documents by what steps found in them; 0 for evaluation sets of which no document has anything."""
-    looked_for = [name for source in made_of.sources[:1] for name in names_of_sets(source.get("steps") or ())]
+    looked_for = [name for source in made_of.sources[:1] for name in sets_by_name(source.get("steps") or ())]
     matches = _added([dict.fromkeys(looked_for, 0), *(part.shard.matches for part in parts)])
     return {"matches": matches} if matches else {}
 

@@ -108,16 +108,21 @@ def pbin(index: Any, length: int = 20, width: int = 4, tokens: bytes = bytes(20)
 
 
 def idx(
-    lengths: list[int], pointers: list[int], documents: list[int], code: int = 4, version: int = 1, tokens: bytes = bytes(20)
+    lengths: Sequence[int] = (2, 3),
+    pointers: Sequence[int] = (0, 8),
+    documents: Sequence[int] = (0, 1, 2),
+    code: int = 4,
+    version: int = 1,
+    tokens: bytes = bytes(20),
 ) -> dict[str, bytes]:
     arrays = [np.array(lengths, "<i4"), np.array(pointers, "<i8"), np.array(documents, "<i8")]
     header = b"MMIDIDX\0\0" + struct.pack("<QBQQ", version, code, len(lengths), len(documents))
     return {"data.bin": tokens, "data.idx": header + b"".join(array.tobytes() for array in arrays)}
 
 
-def changed_idx(change: Any) -> dict[str, bytes]:
-    files = idx([2, 3], [0, 8], [0, 1, 2])
-    return {**files, "data.idx": change(files["data.idx"])}
+def changed_idx(stop: int | None, more: bytes = b"") -> dict[str, bytes]:
+    files = idx()
+    return {**files, "data.idx": files["data.idx"][:stop] + more}
 
 
 def no_token_id(code: int, value: float) -> dict[str, bytes]:
@@ -270,29 +275,33 @@ ROWS = {
         ],
         ("train", "train.bin", "train.idx"),
         [
-            (idx([2, 3], [0, 8], [0, 1, 2], version=2), "has version 2"),
-            (idx([2, 3], [0, 8], [0, 1, 2], code=9), "token type 9"),
-            (changed_idx(lambda data: data[:-1]), "entries take 82"),
-            (changed_idx(lambda data: data + b"x"), "entries take 82"),
-            (changed_idx(lambda data: data[:26] + bytes(8)), "0 document entries"),
-            (changed_idx(lambda data: data[:18] + b"\xff" * 16), "18446744073709551615 sequences"),
-            (changed_idx(lambda data: data[:18]), "is truncated"),
-            (idx([2, 4], [0, 8], [0, 1, 2]), "sequences are bytes 0 to 24, but .* has 20"),
-            (idx([2, 3], [4, 8], [0, 1, 2]), "sequences are bytes 4 to 20"),
-            (idx([2, 3], [0, 8], [0, 1]), "documents are of sequences 0 to 1"),
-            (idx([2, 3], [0, 8], [1, 1, 2]), "documents are of sequences 1 to 2"),
+            (idx(version=2), "has version 2"),
+            (idx(code=9), "token type 9"),
+            (changed_idx(-1), "entries take 82"),
+            (changed_idx(None, b"x"), "entries take 82"),
+            (changed_idx(26, bytes(8)), "0 document entries"),
+            (changed_idx(18, b"\xff" * 16), "18446744073709551615 sequences"),
+            (changed_idx(18), "is truncated"),
+            (idx([2, 4]), "sequences are bytes 0 to 24, but .* has 20"),
+            (idx(pointers=[4, 8]), "sequences are bytes 4 to 20"),
+            (idx(documents=[0, 1]), "documents are of sequences 0 to 1"),
+            (idx(documents=[1, 1, 2]), "documents are of sequences 1 to 2"),
         ],
         [
-            (idx([2, 2, 3], [0, 4, 8], [0, 1, 2, 3]), "sequence 0 has 2 tokens of 4 bytes from byte 0"),  # overlaps
-            (idx([1, 2, 3], [0, 4, 8], [0, 1, 2, 3]), "sequence 1 has 2 tokens"),
-            (idx([2, -1, 3], [0, 8, 8], [0, 1, 2, 3]), "sequence 1 has -1 tokens"),
-            (idx([2, 0, 3], [0, 6, 8], [0, 1, 2, 3]), "sequence 0 has 2 tokens"),
-            (idx([2**31 - 1, 0, 3], [0, 8, 8], [0, 1, 2, 3]), "sequence 0 has 2147483647 tokens"),
-            (idx([2, 0, 3], [0, 2**63 - 1, 8], [0, 1, 2, 3]), "sequence 0 has 2 tokens"),
-            (idx([2, 0, 3], [0, -(2**63), 8], [0, 1, 2, 3]), "sequence 0 has 2 tokens"),
-            (idx([2, 0, 3], [0, 8, 8], [0, 3, 1, 3]), "documents 0 to 3 do not begin at increasing ones"),
-            (idx([2, 0, 3], [0, 8, 8], [0, -1, 2, 3]), "documents 0 to 3"),
-            (idx([2, 0, 3], [0, 8, 8], [0, 2**62, 2, 3]), "documents 0 to 3"),
+            *(
+                (idx(lengths, pointers, [0, 1, 2, 3]), words)
+                for lengths, pointers, words in [
+                    ([2, 2, 3], [0, 4, 8], "sequence 0 has 2 tokens of 4 bytes from byte 0"),  # overlaps
+                    ([1, 2, 3], [0, 4, 8], "sequence 1 has 2 tokens"),
+                    ([2, -1, 3], [0, 8, 8], "sequence 1 has -1 tokens"),
+                    ([2**31 - 1, 0, 3], [0, 8, 8], "sequence 0 has 2147483647 tokens"),
+                    *(([2, 0, 3], [0, wrong, 8], "sequence 0 has 2 tokens") for wrong in (6, 2**63 - 1, -(2**63))),
+                ]
+            ),
+            *(
+                (idx([2, 0, 3], [0, 8, 8], [0, *wrong, 3]), "documents 0 to 3 do not begin at increasing ones")
+                for wrong in ([3, 1], [-1, 2], [2**62, 2])
+            ),
             (no_token_id(2, -1), "holds -1 to -1"),
             (no_token_id(5, 2**31), "holds 2147483648 to 2147483648"),
             (no_token_id(6, 0.5), r"holds 0\.5, which is not a token id"),
@@ -913,6 +922,14 @@ def test_a_missing_file_is_named(tmp_path, name, missing, complaint):
     assert FORMATS[name].recognise(Files.at(tmp_path)) == ("shard" in missing)
     with refusal(complaint, (ValueError, FileNotFoundError)):
         sequences_in(open_any(tmp_path, name).splits["train"])
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if name not in ("mds", "litdata")])
+def test_a_directory_without_a_file_of_the_format_is_refused(tmp_path, name):
+    for other in ("a.txt", "b.txt"):
+        (tmp_path / other).write_text("abc")
+    with refusal(f"{tmp_path}: none of its 2 files is a "):
+        open_any(tmp_path, name)
 
 
 @pytest.mark.parametrize(

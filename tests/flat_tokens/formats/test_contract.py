@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import flat_tokens
 from flat_tokens.formats import Files, open_any
-from flat_tokens.formats.contract import JoinedReaders, bounded_batches, sequence_ranges, split_of
+from flat_tokens.formats.contract import bounded_batches, sequence_ranges, split_of
 from flat_tokens.formats.megatron import Megatron
 from flat_tokens.formats.modalities import Modalities
 from flat_tokens.rows.split import ahead
@@ -31,8 +31,9 @@ def test_bounded_batches_put_together_are_the_array(sequences, max_tokens):
     split = splits_of(sequences)["train"]
     store = Store.at("memory://put-together")
     store.remove("")
-    with FlatTokensWriter(store, flat_tokens.LAYOUTS["mmap"]) as writer:
-        for batch in bounded_batches(split, max_tokens=max_tokens):
+    with FlatTokensWriter(store, flat_tokens.LAYOUTS["mmap"]) as writer, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flat_tokens.formats.contract.BATCH_TOKENS", max_tokens)
+        for batch in bounded_batches(split):
             assert batch.token_count <= max_tokens
             assert batch.seq_starts[-1] == batch.token_count
             writer.append(batch)
@@ -108,15 +109,6 @@ def test_a_damaged_dataset_is_not_taken_for_another_format(tmp_path):
     (tmp_path / "d/train/zarr.json").unlink()
     with refusal("train: there is no zarr group here", FileNotFoundError):
         open_any(tmp_path / "d")
-
-
-@examples(20)
-@given(parts=st.lists(RAGGED, min_size=1, max_size=3))
-def test_joined_readers_are_one_array(parts):
-    joined = JoinedReaders(tuple(splits_of(sequences)["train"] for sequences in parts))
-    assert sequences_in(joined, 100) == [sequence for sequences in parts for sequence in sequences]
-    with refusal("there is no sequence", IndexError):
-        joined.sequence(joined.seq_count)
 
 
 def test_working_ahead_keeps_the_order_and_the_error():

@@ -57,10 +57,18 @@ def pbin(index: bytes, tokens: bytes = bytes(20), width: int = 4) -> bytes:
     return struct.pack("<QI", len(tokens), width) + tokens + index
 
 
-def test_lengths_that_are_not_all_are_refused_also_without_offsets(tmp_path):
-    (tmp_path / "joined.pbin").write_bytes(pbin(pickle.dumps([(0, 8), (0, 16)])))
-    with refusal("a document of 16 bytes"):
-        open_any(tmp_path / "joined.pbin", options=Modalities(ignore_offsets=True))
+@pytest.mark.parametrize(
+    ("pairs", "options", "words"),
+    [
+        ([(0, 8), (0, 16)], Modalities(ignore_offsets=True), "a document of 16 bytes"),
+        ([(0, 0)] * 1000 + [(0, 20)], Modalities(max_index_bytes=1000), r"max_index_bytes is 1000\. Set it higher"),
+    ],
+)
+def test_an_index_that_the_options_do_not_allow_is_refused(tmp_path, pairs, options, words):
+    """Without offsets, too, the lengths are those of all tokens."""
+    (tmp_path / "train.pbin").write_bytes(pbin(pickle.dumps(pairs)))
+    with refusal(words):
+        open_any(tmp_path / "train.pbin", options=options)
 
 
 def merged(*files: bytes) -> bytes:
@@ -108,12 +116,6 @@ def test_what_modalities_itself_merges_is_read(tmp_path):
     theirs.join_embedded_stream_data(files, tmp_path / "merged.pbin", chunk_size=7)
     assert (tmp_path / "merged.pbin").read_bytes() == merged(*(packed(*documents) for documents in parts))
     assert sequences_in(open_any(tmp_path / "merged.pbin").splits["train"]) == [ids for part in parts for ids in part]
-
-
-def test_an_index_above_the_limit_is_not_read(tmp_path):
-    (tmp_path / "train.pbin").write_bytes(pbin(pickle.dumps([(0, 0)] * 1000 + [(0, 20)])))
-    with refusal(r"max_index_bytes is 1000\. Set it higher"):
-        open_any(tmp_path / "train.pbin", options=Modalities(max_index_bytes=1000))
 
 
 def test_an_index_takes_memory_by_its_size(tmp_path):
