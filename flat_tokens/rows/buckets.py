@@ -10,9 +10,9 @@ import numpy as np
 from flat_tokens.annotations import Int64s, UInt8s
 from flat_tokens.options import at_least, true_or_false, whole_number
 from flat_tokens.rows.frameworks import Fields, Framework
-from flat_tokens.rows.loader import ByStep, Reads, checked_seed
+from flat_tokens.rows.loader import ByStep, checked_seed
 from flat_tokens.rows.orders import KeyedPermutation, derive_keys
-from flat_tokens.rows.views import DocumentsView, read_starts, running_sums
+from flat_tokens.rows.views import DocumentsView, Part, read_starts, running_sums
 from flat_tokens.rows.virtual import with_ends
 
 if TYPE_CHECKING:
@@ -92,10 +92,9 @@ class BucketedLoader(ByStep):
 
     def indices(self, step: SupportsIndex) -> Int64s:
         """The documents of a step on this host: int64[rows]. IndexError if there is no such step."""
-        return self._draw(step)[1]
+        return self._parts(step)[0][1]
 
-    def _draw(self, step: SupportsIndex) -> tuple[int, Int64s]:
-        """The bucket of a step, and its documents on this host."""
+    def _parts(self, step: SupportsIndex) -> list[Part]:
         # step -> (epoch, place in the epoch) -> (bucket, batch of the bucket) -> places in the bucket -> documents
         epoch, place = divmod(self._batch_range(step)[0], self.epoch_steps)
         slot = int(self._order(np.array([place]), derive_keys(self.seed, 3, epoch))[0])
@@ -104,16 +103,12 @@ class BucketedLoader(ByStep):
         rows = min(int(self._sizes[bucket]), int(self._counts[bucket]) - first)
         places = first + np.arange(*self._share(rows))
         within = self._orders[bucket](places, derive_keys(self.seed, 4, bucket, epoch))
-        return bucket, self._documents[self._firsts[bucket] + within]
-
-    def reads(self, step: SupportsIndex) -> Reads:
-        bucket, documents = self._draw(step)
-        return [(self._views[bucket], documents)]
+        return [(self._views[bucket], self._documents[self._firsts[bucket] + within], np.arange(len(places)))]
 
     def __getitem__(self, step: SupportsIndex) -> Any:
         """The batch of a step: its rows have the length of its bucket. IndexError if there is no such step."""
-        bucket, documents = self._draw(step)
-        return self._views[bucket].batch(documents)
+        ((view, documents, _),) = self._parts(step)
+        return view.batch(documents)
 
     def _drawn_in(self, asked: Int64s, steps: int, source: str | None) -> tuple[Int64s, Int64s, Int64s, Int64s]:
         epochs = np.arange(self.start // self.epoch_steps, -(-(self.start + steps) // self.epoch_steps))

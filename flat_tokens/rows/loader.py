@@ -22,17 +22,16 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from operator import index
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol, Self, SupportsIndex, TypeAlias
 
 import numpy as np
 
-from flat_tokens.annotations import Int64s, Integers, IntPair
+from flat_tokens.annotations import Int64Pair, Int64s, Integers, IntPair
 from flat_tokens.extras import extra
 from flat_tokens.options import at_least, true_or_false, whole_number, whole_numbers
-from flat_tokens.rows.orders import Order, ReferenceOrder, epochs_of, stream_of
+from flat_tokens.rows.orders import Order, ReferenceOrder, stream_of
 from flat_tokens.rows.views import Part, SplitView
 from flat_tokens.stores.cached import CachedStore, Unit
 
@@ -58,11 +57,6 @@ class ReadAhead:
             return self._load(step)
         finally:
             self._loaded.put(step)
-
-
-def budget_of(views: Iterable[Any]) -> int:
-    """Bytes to prefetch for some views; 0 if none of them is in a store with a cache."""
-    return min((units.read_ahead for view in views if (store := _store_of(view)) and (units := store.units)), default=0)
 
 
 def _store_of(view: Any) -> CachedStore | None:
@@ -116,14 +110,6 @@ def checked_seed(value: SupportsIndex) -> int:
 
 Asked: TypeAlias = SupportsIndex | Sequence[int] | Integers
 """A number, or several: int64[n]."""
-
-
-def checked_rows(rows: Integers, count: int) -> Int64s:
-    """Numbers of rows: int64[n]. TypeError for others than whole ones, IndexError if one is not below *count*."""
-    rows = whole_numbers("row numbers are", rows)
-    if (outside := np.flatnonzero((rows < 0) | (rows >= count))).size:
-        raise IndexError(f"there is no row {rows[outside[0]]}; there are {count}")
-    return rows.astype(np.int64)
 
 
 def in_order(item: Int64s, visits: Visits) -> tuple[Int64s, Visits]:
@@ -191,7 +177,10 @@ def read_batch(parts: Sequence[Part], *, are_alike: bool) -> Any:
         return parts[0][0].batch(parts[0][1])
     if are_alike:
         return parts[0][0].together(parts)
-    return interleaved([view.batch(rows) for view, rows, _ in parts], [where for _, _, where in parts])
+    batches, places = [view.batch(rows) for view, rows, _ in parts], [where for _, _, where in parts]
+    if isinstance(batches[0], dict):
+        return {field: _placed([batch[field] for batch in batches], places) for field in batches[0]}
+    return type(batches[0])(*(_placed(arrays, places) for arrays in zip(*batches, strict=True)))
 
 
 def hosts_of_rows(costs: Int64s, counts: Int64s) -> Int64s:
@@ -209,14 +198,8 @@ def hosts_of_rows(costs: Int64s, counts: Int64s) -> Int64s:
     return host_of
 
 
-def interleaved(parts: Sequence[Any], places: Sequence[Int64s]) -> Any:
-    """Join batches: row i of ``parts[k]`` becomes row ``places[k][i]``."""
-    if isinstance(parts[0], dict):
-        return {field: _placed([part[field] for part in parts], places) for field in parts[0]}
-    return type(parts[0])(*(_placed(arrays, places) for arrays in zip(*parts, strict=True)))
-
-
 def _placed(arrays: Sequence[Any], places: Sequence[Int64s]) -> Any:
+    """Join arrays: row i of ``arrays[k]`` becomes row ``places[k][i]``."""
     if type(arrays[0]).__module__ == "torch":
         return importlib.import_module("torch").from_numpy(_placed([array.numpy() for array in arrays], places))
     if not isinstance(arrays[0], np.ndarray):  # jax's are not written to
@@ -329,6 +312,10 @@ class ByStep:
 
     def reads(self, step: SupportsIndex) -> Reads:
         """The views that a step reads on this host, each with its rows."""
+        return [(view, rows) for view, rows, _ in self._parts(step)]
+
+    def _parts(self, step: SupportsIndex) -> list[Part]:
+        """The same as they are in each epoch, with the places of the rows in the batch."""
         raise NotImplementedError
 
     def digest(self, step: SupportsIndex) -> str:
@@ -349,8 +336,13 @@ class ByStep:
         return self.view
 
     def _visits(self, rows: Integers, before: int | None, source: str | None) -> tuple[Int64s, Visits]:
-        """The visits of rows, in any order, and the index in *rows* of each: int64[n]."""
-        asked, steps = checked_rows(rows, len(self._view_of(source))), self._steps_before(before)
+        """The visits of rows, in any order, and the index in *rows* of each: int64[n]. TypeError for rows that are not whole
+        numbers, IndexError for one that the view does not have.
+        """
+        rows, count = whole_numbers("row numbers are", rows), len(self._view_of(source))
+        if (outside := rows[(rows < 0) | (rows >= count)]).size:
+            raise IndexError(f"there is no row {outside[0]}; there are {count}")
+        asked, steps = rows.astype(np.int64), self._steps_before(before)
         item, epoch, step, batch_row = self._drawn_in(asked, steps, source)
         there = np.flatnonzero((step >= 0) & (step < steps))
         item = item[there]
@@ -460,7 +452,8 @@ class Steps(Iterator[Any]):
             raise IndexError(f"there is no step {step} to begin at: these steps end at {self._stop}")
         self.close()
         self.step, self._closed = at_least(0, "start", step), False
-        if budget := budget_of(getattr(self._loader, "views", (self._loader.view,))):
+        stores = map(_store_of, getattr(self._loader, "views", (self._loader.view,)))
+        if budget := min((units.read_ahead for store in stores if store and (units := store.units)), default=0):
             steps = itertools.count(step) if self._stop is None else iter(range(step, self._stop))
             self._load = ReadAhead(self._loader.__getitem__, self._loader.reads, steps, budget)
         if self._prefetch:
@@ -675,34 +668,28 @@ class ShuffledLoader(ByStep):
 
     def indices(self, step: SupportsIndex) -> Int64s:
         """The rows of the view in a step on this host: int64[rows]. IndexError if there is no such step."""
-        return self._here(step, self._stream.rows)
+        return self._draw(step)[0]
 
-    def _epochs(self, step: SupportsIndex) -> Int64s:
-        """The epochs of the same rows: int64[rows]."""
-        return self._here(step, partial(epochs_of, self._stream))
-
-    def _here(self, step: SupportsIndex, read: Callable[[int, int, int, int], Int64s]) -> Int64s:
-        """The answer of a function of the stream for the rows of a step on this host."""
+    def _draw(self, step: SupportsIndex) -> Int64Pair:
+        """The rows of a step on this host, and their epochs: int64[rows] each."""
         start, stop, first, last = self._batch_range(step)
-        places = self._balanced(start, stop)
-        return read(start, stop, first, last) if places is None else read(start, stop, 0, stop - start)[places]
-
-    def _balanced(self, start: int, stop: int) -> Int64s | None:
-        """The rows of the batch that is positions ``start:stop`` that this host has; None: those that follow one another."""
-        if not self.balance or self.process_count == 1:
-            return None
-        view: Any = self.view
-        costs = view.attention_costs(self._stream.rows(start, stop, 0, stop - start))
-        bounds = np.arange(self.process_count + 1) * (stop - start) // self.process_count
-        return np.flatnonzero(hosts_of_rows(costs, np.diff(bounds)) == self.process_index)
-
-    def reads(self, step: SupportsIndex) -> Reads:
-        return [(view, rows) for view, rows, _ in self._parts(step)]
+        is_dealt = self.balance and self.process_count > 1
+        if is_dealt:
+            first, last = 0, stop - start
+        rows, streams = self._stream.rows(start, stop, first, last), self._stream.granularity
+        # row of the batch -> place in its stream's share of the batch -> place in the stream -> epoch
+        place = np.arange(first, last) % max((stop - start) // streams, 1)
+        epochs = (start // streams + place) // (self.epoch_length // streams)
+        if is_dealt:
+            view: Any = self.view
+            bounds = np.arange(self.process_count + 1) * (stop - start) // self.process_count
+            here = hosts_of_rows(view.attention_costs(rows), np.diff(bounds)) == self.process_index
+            rows, epochs = rows[here], epochs[here]
+        return rows, epochs
 
     def _parts(self, step: SupportsIndex) -> list[Part]:
-        """The view as it is in each epoch of a step, its rows, and the places of these in the batch."""
-        rows = self.indices(step)
-        return [(view, rows[where], where) for view, where in views_of(self.view, self._epochs(step))]
+        rows, epochs = self._draw(step)
+        return [(view, rows[where], where) for view, where in views_of(self.view, epochs)]
 
     def _drawn_in(self, asked: Int64s, steps: int, source: str | None) -> tuple[Int64s, Int64s, Int64s, Int64s]:
         streams = self._stream.granularity

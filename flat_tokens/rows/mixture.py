@@ -13,7 +13,7 @@ import numpy as np
 
 from flat_tokens.annotations import Bools, Int64Pair, Int64s
 from flat_tokens.options import at_least
-from flat_tokens.rows.loader import ByStep, Reads, View, check_view, checked_seed, read_batch, views_of
+from flat_tokens.rows.loader import ByStep, View, check_view, checked_seed, read_batch, views_of
 from flat_tokens.rows.orders import KeyedPermutation, KeyedPermutations, derive_keys
 from flat_tokens.rows.phases import ORDER, Edit, Schedule
 from flat_tokens.rows.views import Part, SplitView
@@ -169,7 +169,6 @@ class Mixture(ByStep):
         self._phases = list(phases_of(edits, samples, getattr(first, "length", None), self.seed))
         super().__init__(first, edits[-1].batch_size, start, start_token, self._phases[-1].stop)
         self._are_alike = isinstance(first, SplitView) and all(first.is_like(view) for view in self.views)
-        self._have_epochs = any(getattr(view, "has_epochs", False) for view in self.views)
         self._lengths = np.array([len(view) for view in self.views])
         self._permutations = KeyedPermutations(self._lengths.tolist())
         self._phase_starts = [phase.start for phase in self._phases]
@@ -194,28 +193,23 @@ class Mixture(ByStep):
         source, rows, *_ = self._draw(step)
         return source, rows
 
-    def _draw(self, step: SupportsIndex) -> tuple[Int64s, Int64s, dict[int, Int64s], Int64s]:
-        """A step's sources and rows, where in the batch each source's are, and the epochs of the rows."""
+    def _draw(self, step: SupportsIndex) -> tuple[Int64s, Int64s, Int64s, list[Part]]:
+        """A step's sources, rows and epochs on this host, int64[rows] each, and its parts."""
         start, _, first, last = self._batch_range(step)
         source, place = self._phases[bisect_right(self._phase_starts, start) - 1].places(start + first, start + last)
         # place in the source's own stream -> (epoch, place in the epoch) -> row
         epochs, within = np.divmod(place, self._lengths[source])
         keys = derive_keys(self.seed, 1, source, epochs)
         rows = self._permutations(source, within, keys)
-        by_source = np.argsort(source, kind="stable")
+        by_source, parts = np.argsort(source, kind="stable"), list[Part]()
         edges = np.flatnonzero(np.diff(source[by_source], prepend=-1, append=-1)).tolist()
-        its = [by_source[begin:end] for begin, end in pairwise(edges)]
-        return source, rows, dict(zip(source[by_source[edges[:-1]]].tolist(), its, strict=True)), epochs
+        for begin, end in pairwise(edges):
+            its = by_source[begin:end]
+            parts += [(view, rows[its[n]], its[n]) for view, n in views_of(self.views[source[its[0]]], epochs[its])]
+        return source, rows, epochs, parts
 
-    def reads(self, step: SupportsIndex) -> Reads:
-        return [(view, rows) for view, rows, _ in self._parts(self._draw(step))]
-
-    def _parts(self, draw: tuple[Int64s, Int64s, dict[int, Int64s], Int64s]) -> list[Part]:
-        """The views that a step reads, as they are in each epoch, their rows, and the places of these in the batch."""
-        _, rows, where, epochs = draw
-        if not self._have_epochs:
-            return [(self.views[k], rows[its], its) for k, its in where.items()]
-        return [(view, rows[its[n]], its[n]) for k, its in where.items() for view, n in views_of(self.views[k], epochs[its])]
+    def _parts(self, step: SupportsIndex) -> list[Part]:
+        return self._draw(step)[-1]
 
     def drawn(self, step: int) -> Int64s:
         """Number of samples of each source before *step*: int64[sources]. Divided by the source's rows: its epochs so far."""
@@ -234,15 +228,11 @@ class Mixture(ByStep):
         if whole:
             yield EpochRows(0, whole - 1, None)
         if rest:
-            yield EpochRows(whole, whole, self._rows_in(k, whole, rest))
-
-    def _rows_in(self, k: int, epoch: int, stop: int) -> Bools:
-        """The rows of a source whose places in an epoch are before *stop*: bool[rows]."""
-        found, keys = np.zeros(len(self.views[k]), bool), derive_keys(self.seed, 1, k, epoch)
-        for first in range(0, stop, ROWS_AT_A_TIME):
-            places = np.arange(first, min(first + ROWS_AT_A_TIME, stop))
-            found[KeyedPermutation(len(found))(places, keys)] = True
-        return found
+            found, keys = np.zeros(len(self.views[k]), bool), derive_keys(self.seed, 1, k, whole)
+            for first in range(0, rest, ROWS_AT_A_TIME):
+                places = np.arange(first, min(first + ROWS_AT_A_TIME, rest))
+                found[KeyedPermutation(len(found))(places, keys)] = True
+            yield EpochRows(whole, whole, found)
 
     def _in_phase(self, phase: Phase, position: int) -> Int64s:
         """The samples of each source that a phase has before *position*: int64[sources]."""
@@ -311,9 +301,8 @@ class Mixture(ByStep):
 
     def __getitem__(self, step: SupportsIndex) -> MixedBatch:
         """The batch of a step. IndexError if there is no such step."""
-        draw = self._draw(step)
-        parts = self._parts(draw) or [(self.views[0], draw[1], draw[1])]
-        return MixedBatch(read_batch(parts, are_alike=self._are_alike), *draw[:2])
+        source, rows, _, parts = self._draw(step)
+        return MixedBatch(read_batch(parts or [(self.views[0], rows, rows)], are_alike=self._are_alike), source, rows)
 
 
 def source_of(name: str, given: Any) -> tuple[View, float | Schedule, int | None]:

@@ -41,7 +41,6 @@ INDICES_AT_A_TIME = 1 << 13
 
 Sides: TypeAlias = UInt64s
 """``a``, ``b`` and ``n`` of a network: uint64[3, 1], or uint64[3, n], those of each number."""
-Network: TypeAlias = Callable[[UInt64s, UInt64s, Sides, UInt64s], UInt64s]
 
 
 def derive_keys(seed: int, *numbers: int | Int64s | UInt64s) -> UInt64s:
@@ -79,11 +78,11 @@ class KeyedPermutation:
 
     def __call__(self, indices: Int64s, keys: UInt64s) -> Int64s:
         """The place of each of *indices* in the permutation: int64[n]. *keys*: uint64[1] for all, or uint64[n]."""
-        return _walked(_network, indices, keys, self.sides)
+        return _walked(indices, keys, self.sides)
 
     def inverse(self, places: Int64s, keys: UInt64s) -> Int64s:
         """The index of each of *places*: ``inverse(permutation(indices, keys), keys)`` is *indices*. It costs the same."""
-        return _walked(_network_back, places, keys, self.sides)
+        return _walked(places, keys, self.sides, is_back=True)
 
 
 class KeyedPermutations:
@@ -98,58 +97,44 @@ class KeyedPermutations:
         is_small = sides[2] < SMALL_LENGTH
         for some in (np.flatnonzero(~is_small), np.flatnonzero(is_small)):  # which take another number of rounds
             if some.size:
-                found[some] = _walked(_network, indices[some], keys[some], sides[:, some])
+                found[some] = _walked(indices[some], keys[some], sides[:, some])
         return found
 
 
-def _walked(network: Network, numbers: Int64s, keys: UInt64s, sides: Sides) -> Int64s:
-    """The *numbers* through a network, once more while they fall outside of their ranges: int64[n]."""
+def _walked(numbers: Int64s, keys: UInt64s, sides: Sides, is_back: bool = False) -> Int64s:
+    """The *numbers* through the network, or back, once more while they fall outside of their ranges: int64[n]."""
     rounds = np.arange(SMALL_ROUNDS if sides[2, 0] < SMALL_LENGTH else ROUNDS, dtype=np.uint64)[:, np.newaxis] * A
     unsigned, permuted = numbers.view(np.uint64), np.empty(len(numbers), np.uint64)
     for start in range(0, len(numbers), INDICES_AT_A_TIME):
         part = slice(start, start + INDICES_AT_A_TIME)
         theirs, its = (array if array.shape[-1] == 1 else array[..., part] for array in (keys, sides))
-        places = network(unsigned[part], theirs, its, rounds)
+        places = _network(unsigned[part], theirs, its, rounds, is_back)
         while (outside := np.flatnonzero(places >= its[2])).size:
             some, these = (array if array.shape[-1] == 1 else array[..., outside] for array in (theirs, its))
-            places[outside] = network(places[outside], some, these, rounds)
+            places[outside] = _network(places[outside], some, these, rounds, is_back)
         permuted[part] = places
     return permuted.view(np.int64)
 
 
-def _network(x: UInt64s, keys: UInt64s, sides: Sides, rounds: UInt64s) -> UInt64s:
-    """The Feistel network of a keyed permutation: uint64[n]."""
+def _network(x: UInt64s, keys: UInt64s, sides: Sides, rounds: UInt64s, is_back: bool) -> UInt64s:
+    """The Feistel network of a keyed permutation, or its inverse: uint64[n]."""
     a, b, _ = sides
     left = x // b
     right = x - left * b
-    side, other = a, b
-    for r in rounds:
-        moved = mix(right + (keys + r))
-        moved >>= DROPPED_BITS
-        moved *= side
-        moved >>= HASH_BITS
-        moved += left
-        # Below 2 * side: if side must not be subtracted, the difference wraps around to a huge number.
-        left, right = right, np.minimum(moved, moved - side)
-        side, other = other, side
-    joined: UInt64s = left * b + right
-    return joined
-
-
-def _network_back(x: UInt64s, keys: UInt64s, sides: Sides, rounds: UInt64s) -> UInt64s:
-    """The inverse of the Feistel network: uint64[n]."""
-    a, b, _ = sides
-    left = x // b
-    right = x - left * b
-    side, other = b, a  # of the last round: their number is even
-    for r in rounds[::-1]:
-        added = mix(left + (keys + r))
-        added >>= DROPPED_BITS
-        added *= side
-        added >>= HASH_BITS
-        moved = right - added
-        # Above 2**63 where it wrapped around: there side must be added.
-        left, right = np.minimum(moved, moved + side), left
+    side, other = (b, a) if is_back else (a, b)  # back from the last round: their number is even
+    for r in rounds[::-1] if is_back else rounds:
+        hashed = mix((left if is_back else right) + (keys + r))
+        hashed >>= DROPPED_BITS
+        hashed *= side
+        hashed >>= HASH_BITS
+        if is_back:
+            hashed = right - hashed
+            # Above 2**63 where it wrapped around: there side must be added.
+            left, right = np.minimum(hashed, hashed + side), left
+        else:
+            hashed += left
+            # Below 2 * side: if side must not be subtracted, the difference wraps around to a huge number.
+            left, right = right, np.minimum(hashed, hashed - side)
         side, other = other, side
     joined: UInt64s = left * b + right
     return joined
@@ -407,14 +392,6 @@ batch's size and start are multiples of it, for each is dealt in equal shares to
 last)``: int64[last - first], the rows ``first:last`` of the batch that is positions ``start:stop``. ``places(rows, epochs)`` is
 the inverse: int64[n] each, the stream that has a row in an epoch, and the place in it; -1 for a row that is in no epoch.
 """
-
-
-def epochs_of(stream: Stream, start: int, stop: int, first: int, last: int) -> Int64s:
-    """The epoch of each of the rows ``first:last`` of the batch that is positions ``start:stop``: int64[last - first]."""
-    streams = stream.granularity
-    # row of the batch -> place in its stream's share of the batch -> place in the stream -> epoch
-    place = np.arange(first, last) % max((stop - start) // streams, 1)
-    return (start // streams + place) // (stream.epoch_length // streams)
 
 
 def stream_of(order: Order, length: int, seed: int) -> Stream:

@@ -126,7 +126,7 @@ def drawn_one_by_one(mixture: Mixture, step: int, name: str) -> dict[int, set[in
     found = {}
     k = mixture.names.index(name)
     for before in range(step):
-        source, rows, _, epochs = mixture._draw(before)
+        source, rows, epochs, _ = mixture._draw(before)
         for row, epoch in zip(rows[source == k].tolist(), epochs[source == k].tolist(), strict=True):
             assert row not in found.setdefault(epoch, set())
             found[epoch].add(row)
