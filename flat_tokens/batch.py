@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, Self
 
 import numpy as np
 
-from flat_tokens.annotations import AnyArray, Int64s, Integers, UInt8s, UInt32s, UInt64s
+from flat_tokens.annotations import AnyArray, Integers, UInt8s, UInt32s, UInt64s
 
 MAX_TOKEN_ID = 2**31 - 1
 """The largest token id that the format holds: ``id * 2 + 1`` must fit an unsigned 32-bit integer."""
@@ -53,8 +53,12 @@ class TokenBatch(NamedTuple):
     @classmethod
     def from_sequences(cls, sequences: Iterable[Sequence[int] | Integers]) -> Self:
         """Encode sequences of token ids. ValueError for an id outside 0 to 2**31 - 1."""
-        arrays = [_int64(sequence) for sequence in sequences]
-        tokens = np.concatenate([*arrays, np.empty(0, np.int64)])
+        arrays = [np.asarray(sequence) for sequence in sequences]
+        for ids in arrays:
+            if len(ids) and ids.dtype.kind not in "iu":  # a value without an integer type in numpy is a fraction or far too large
+                raise ValueError(f"token ids are integers from 0 to {MAX_TOKEN_ID}, but a sequence holds {ids.dtype}")
+        # Above 2**63 - 1 they turn negative, which is refused as well.
+        tokens = np.concatenate([*(ids.astype(np.int64) for ids in arrays), np.empty(0, np.int64)])
         if len(tokens) and (tokens.min() < 0 or tokens.max() > MAX_TOKEN_ID):
             raise ValueError(f"token ids run from {tokens.min()} to {tokens.max()}, but the format holds 0 to {MAX_TOKEN_ID}")
         seq_starts = np.zeros(len(arrays) + 1, np.uint64)
@@ -105,10 +109,3 @@ class TokenBatch(NamedTuple):
     def sequences(self) -> list[UInt32s]:
         """Every sequence, decoded."""
         return np.split(self.encoded_tokens >> np.uint32(1), self.seq_starts[1:-1].astype(np.int64)) if self.seq_count else []
-
-
-def _int64(sequence: Sequence[int] | Integers) -> Int64s:
-    ids = np.asarray(sequence)
-    if len(ids) and ids.dtype.kind not in "iu":  # a value without an integer type in numpy is a fraction or far too large
-        raise ValueError(f"token ids are integers from 0 to {MAX_TOKEN_ID}, but a sequence holds {ids.dtype}")
-    return ids.astype(np.int64)  # above 2**63 - 1 turns negative, which is refused as well

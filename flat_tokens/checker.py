@@ -31,7 +31,6 @@ from flat_tokens.manifest import (
     SPLITS,
     TOKEN_BYTES,
     VERSIONS,
-    SplitName,
     check_pointer,
     history_digest,
     implausible,
@@ -157,10 +156,11 @@ def bytes_to_check(store: Store) -> int:
     """Number of bytes that a full check reads: the objects once for their digests, and the arrays, as they are in memory,
     once for the format. Parts that cannot be opened are not counted.
     """
-    count = 0
+    count, splits = 0, SPLITS  # of a dataset whose manifest is damaged
     with suppress(ValueError, FileNotFoundError):
+        splits = splits_at(store)
         count = sum(item["size"] for item in manifest_of(store).get("objects", ()))
-    for name in _splits_at(store):
+    for name in splits:
         with suppress(ValueError, FileNotFoundError):
             split = open_split(store / name)
             count += split.encoded_tokens.length * TOKEN_BYTES + split.seq_starts.length * ENTRY_BYTES
@@ -168,16 +168,8 @@ def bytes_to_check(store: Store) -> int:
     return count
 
 
-def _splits_at(store: Store) -> tuple[SplitName, ...]:
-    """The splits of a dataset whose manifest may be damaged."""
-    try:
-        return splits_at(store)
-    except ValueError:
-        return SPLITS
-
-
 def check_published(
-    root: Store, store: Store, zarr_format: Literal[2, 3], level: Level, threads: int, seen: Seen | None = None
+    root: Store, store: Store, zarr_format: Literal[2, 3], level: Level, threads: int, seen: Seen | None
 ) -> Iterator[str]:
     """Every fault of a published version, as a sentence. *seen* is called with the counts of bytes read."""
     described = manifest_of(store)
@@ -206,7 +198,7 @@ def check_published(
             yield str(error)
 
 
-def check_signed(root: Store, store: Store, public: Any, number: int | None = None) -> Iterator[str]:
+def check_signed(root: Store, store: Store, public: Any, number: int | None) -> Iterator[str]:
     """Faults of a version's signatures: the owner of the key did not make the version, or did not let ``latest`` name it as the
     move of that number, or a later move is known. *number*: the pointer has this number or a higher one.
     """

@@ -210,19 +210,17 @@ class ObjectFile(io.RawIOBase):
     """An object as a file that pyarrow can write to. The ``with`` block that began the object ends it, not ``close``."""
 
     def __init__(self, writer: ObjectWriter) -> None:
-        self._writer, self._size = writer, 0
+        self._writer = writer
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
-        size = memoryview(data).nbytes
         self._writer.write(data)
-        self._size += size
-        return size
+        return memoryview(data).nbytes
 
     def tell(self) -> int:
-        return self._size
+        return self._writer.size
 
 
 class _StoredFile(io.RawIOBase):
@@ -310,11 +308,6 @@ class _OpenObject:
         self._left -= size
         if self._left < 0:
             raise ValueError(f"{self._stored.size:,} bytes of it stand for {ANY_EXPANSION:,} bytes or more")
-
-
-def _values(column: pa.Array) -> pa.Array:
-    """The values of a column, of a dictionary those in it."""
-    return column.dictionary if pa.types.is_dictionary(column.type) else column
 
 
 def _plain_bytes(batch: pa.RecordBatch) -> int:
@@ -421,7 +414,8 @@ class Columns:
                     for group in range(opened.metadata.num_row_groups):
                         for batch in opened.batches(group, names):
                             for name, kind in self.kinds.items() if names == list(self.kinds) else ():
-                                as_kind(_values(batch.column(name)), kind, name)
+                                column = batch.column(name)
+                                as_kind(column.dictionary if pa.types.is_dictionary(column.type) else column, kind, name)
             except ValueError as error:
                 yield str(error)
 

@@ -97,6 +97,13 @@ def directory(store: Store) -> Directory:
     return Directory(store, tuple(sorted(names[False])), tuple(sorted(names[True])))
 
 
+def _if_listed(store: Store) -> Directory | None:
+    """The directory at *store*; None if there is none, or it cannot be listed."""
+    with suppress(*NO_OBJECT, PermissionError):
+        return directory(store)
+    return None
+
+
 def directories_below(store: Store) -> Iterator[Directory]:
     """The directories at and below a path, nearest first, without hidden ones and those within a dataset. Directories that
     cannot be listed are left out.
@@ -104,12 +111,10 @@ def directories_below(store: Store) -> Iterator[Directory]:
     level, left = [store], DIRECTORIES
     for _ in range(DEPTH + 1):
         following: list[Store] = []
-        for place in level[:left]:
-            with suppress(*NO_OBJECT, PermissionError):
-                found = directory(place)
-                yield found
-                if not found.is_dataset:
-                    following += [place / name for name in found.directories if not name.startswith(".")]
+        for found in filter(None, map(_if_listed, level[:left])):
+            yield found
+            if not found.is_dataset:
+                following += [found.store / name for name in found.directories if not name.startswith(".")]
         level, left = following, left - len(level)
         if left <= 0:
             return
@@ -129,7 +134,12 @@ def _seen(store: Store) -> str:
     try:
         here = directory(store)
     except NO_OBJECT:
-        return _seen_file(store) if store.exists("") else f"there is nothing here.{_beside(store)}"
+        if not store.exists(""):
+            return f"there is nothing here.{_beside(store)}"
+        if output := config_output(store):
+            return f"is a configuration, not a dataset. Name the output of its build: {output}"
+        around = _around(store)
+        return f"is a file of a dataset.{around}" if around else f"is a file, no flat-tokens dataset. {WANTED} {OTHERS}"
     if RECEIPT in here.files:
         return f"is a token shard, not a dataset.{_around(store) or ' flat-tokens inspect shows it.'}"
     if not {*ROOTS}.isdisjoint(here.files) and "encoded_tokens" in here.directories:
@@ -152,14 +162,6 @@ def _seen(store: Store) -> str:
     return f"is not a flat-tokens dataset. {WANTED} Here are {holds}. {OTHERS}"
 
 
-def _seen_file(store: Store) -> str:
-    if output := config_output(store):
-        return f"is a configuration, not a dataset. Name the output of its build: {output}"
-    if around := _around(store):
-        return f"is a file of a dataset.{around}"
-    return f"is a file, no flat-tokens dataset. {WANTED} {OTHERS}"
-
-
 def config_output(store: Store) -> str | None:
     """The output that a build's configuration names, if *store* is such a file."""
     if not store.root.endswith((".yaml", ".yml")):
@@ -174,9 +176,8 @@ def _around(store: Store) -> str:
     """The remedy if a path is within a dataset."""
     path = posixpath.dirname(store.root)
     while path not in ("", "/"):
-        with suppress(*NO_OBJECT, PermissionError):
-            if (found := directory(replace(store, root=path))).is_dataset:
-                return f" Name the dataset around it: {found.store.url}"
+        if (found := _if_listed(replace(store, root=path))) and found.is_dataset:
+            return f" Name the dataset around it: {found.store.url}"
         path = posixpath.dirname(path)
     return ""
 
@@ -186,27 +187,15 @@ def _beside(store: Store) -> str:
     if around := _around(store):
         return around
     path, name = posixpath.split(store.root)
-    above = None
-    while above is None and path:
-        try:
-            above = directory(replace(store, root=path))
-        except (*NO_OBJECT, PermissionError):
-            if path == posixpath.dirname(path):
-                break
-            path, name = posixpath.split(path)
-    if above is None:
-        return ""
+    while (above := _if_listed(replace(store, root=path)) if path else None) is None:
+        if path == posixpath.dirname(path):
+            return ""
+        path, name = posixpath.split(path)
     for names in (filter(None, [nearest(name, above.directories)]), above.directories[:DIRECTORIES]):
         found = [one.store.url for one in map(_if_listed, (above.store / other for other in names)) if one and one.is_dataset]
         if found:
             return f" {_one_of(found, 'Did you mean')}?"
     return f" The nearest directory that is there is {above.store.url}."
-
-
-def _if_listed(store: Store) -> Directory | None:
-    with suppress(*NO_OBJECT, PermissionError):
-        return directory(store)
-    return None
 
 
 def _one_of(names: Sequence[str] | Iterable[str], lead: str) -> str:

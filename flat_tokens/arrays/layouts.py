@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -76,51 +76,6 @@ class ArraySpec:
         """The metadata objects of an array of *length* items, by key."""
         return {key: data.replace(_LENGTH_JSON, b"%d" % length) for key, data in _metadata_of(self).items()}
 
-    def _metadata(self) -> dict[str, bytes]:
-        """The metadata objects with ``_LENGTH`` for the length."""
-        blosc = {"cname": "zstd", "clevel": self.zstd_level, "blocksize": (self.block_length or 0) * self.numpy_dtype.itemsize}
-        if self.zarr_format == 2:
-            # Checksummed frames under the plain codec: every reader takes them, and checks them.
-            zstd: JsonObject = {"id": "zstd", "level": self.zstd_level}
-            array = {
-                "zarr_format": 2,
-                "shape": [_LENGTH],
-                "chunks": [self.chunk_length],
-                "dtype": self.numpy_dtype.str,
-                "compressor": zstd if self.block_length is None else {"id": "blosc", "shuffle": 0, **blosc},
-                "fill_value": self.fill_value,
-                "order": "C",
-                "filters": None,
-                "dimension_separator": ".",
-            }
-            return {".zarray": to_json(array), ".zattrs": to_json({})}
-        little = {"name": "bytes", "configuration": {"endian": "little"}}
-        crc32c = {"name": "crc32c"}
-        if self.block_length is None:
-            zstd = {"name": "zstd", "configuration": {"level": self.zstd_level, "checksum": True}}
-        else:
-            zstd = {"name": "blosc", "configuration": {"typesize": 1, "shuffle": "noshuffle", **blosc}}
-        sharding = {
-            "chunk_shape": [self.chunk_length],
-            "codecs": [little, crc32c if self.zstd_level is None else zstd],
-            "index_codecs": [little, crc32c],
-            "index_location": "end",
-        }
-        array = {
-            "zarr_format": 3,
-            "node_type": "array",
-            "shape": [_LENGTH],
-            "data_type": self.dtype,
-            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [self.object_length]}},
-            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-            "fill_value": self.fill_value,
-            "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
-            "attributes": {},
-            "dimension_names": [self.dimension],
-            "storage_transformers": [],
-        }
-        return {"zarr.json": to_json(array)}
-
     def encode_chunk(self, items: AnyArray) -> bytes:
         assert self.zstd_level is not None
         if self.block_length is not None:
@@ -158,8 +113,51 @@ _LENGTH_JSON = b'"length of the array"'
 
 @functools.lru_cache(64)
 def _metadata_of(spec: ArraySpec) -> dict[str, bytes]:
-    """Metadata objects are compared and written for every array, and ``json`` indents at a tenth of its speed."""
-    return spec._metadata()
+    """The metadata objects with ``_LENGTH`` for the length. They are compared and written for every array, and ``json`` indents
+    at a tenth of its speed.
+    """
+    blosc = {"cname": "zstd", "clevel": spec.zstd_level, "blocksize": (spec.block_length or 0) * spec.numpy_dtype.itemsize}
+    if spec.zarr_format == 2:
+        # Checksummed frames under the plain codec: every reader takes them, and checks them.
+        zstd: JsonObject = {"id": "zstd", "level": spec.zstd_level}
+        array = {
+            "zarr_format": 2,
+            "shape": [_LENGTH],
+            "chunks": [spec.chunk_length],
+            "dtype": spec.numpy_dtype.str,
+            "compressor": zstd if spec.block_length is None else {"id": "blosc", "shuffle": 0, **blosc},
+            "fill_value": spec.fill_value,
+            "order": "C",
+            "filters": None,
+            "dimension_separator": ".",
+        }
+        return {".zarray": to_json(array), ".zattrs": to_json({})}
+    little = {"name": "bytes", "configuration": {"endian": "little"}}
+    crc32c = {"name": "crc32c"}
+    if spec.block_length is None:
+        zstd = {"name": "zstd", "configuration": {"level": spec.zstd_level, "checksum": True}}
+    else:
+        zstd = {"name": "blosc", "configuration": {"typesize": 1, "shuffle": "noshuffle", **blosc}}
+    sharding = {
+        "chunk_shape": [spec.chunk_length],
+        "codecs": [little, crc32c if spec.zstd_level is None else zstd],
+        "index_codecs": [little, crc32c],
+        "index_location": "end",
+    }
+    array = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [_LENGTH],
+        "data_type": spec.dtype,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [spec.object_length]}},
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+        "fill_value": spec.fill_value,
+        "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
+        "attributes": {},
+        "dimension_names": [spec.dimension],
+        "storage_transformers": [],
+    }
+    return {"zarr.json": to_json(array)}
 
 
 class Layout(NamedTuple):
@@ -222,7 +220,12 @@ def _indented(value: Any, newline: str, step: str) -> str:
     if not any(isinstance(item, dict | list | tuple) for item in items):
         text = _encoder("," + inner)(value)
         return text[0] + inner + text[1:-1] + newline + text[-1]
-    if isinstance(value, list) and _are_flat(items):
+    are_filled = all(isinstance(item, dict) and item for item in items)
+    if (
+        isinstance(value, list)
+        and are_filled
+        and not any(isinstance(one, dict | list | tuple) for item in items for one in item.values())
+    ):
         # One call for very many files. No string of JSON has a line's end within, so one between braces is between two items.
         within = inner + step
         text = _encoder("," + within)(value)[2:-2].replace("}," + within + "{", inner + "}," + inner + "{" + within)
@@ -233,13 +236,6 @@ def _indented(value: Any, newline: str, step: str) -> str:
         parts = [f"{key}: {part}" for key, part in zip(keys, parts, strict=True)]
     begin, end = "{}" if isinstance(value, dict) else "[]"
     return begin + inner + ("," + inner).join(parts) + newline + end
-
-
-def _are_flat(items: Collection[Any]) -> bool:
-    """Whether all items are mappings that have something, and no containers."""
-    if not all(isinstance(item, dict) and item for item in items):
-        return False
-    return not any(isinstance(value, dict | list | tuple) for item in items for value in item.values())
 
 
 @functools.cache

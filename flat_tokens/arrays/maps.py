@@ -20,6 +20,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 from flat_tokens.stores import local, reading
@@ -52,16 +53,8 @@ class Maps(dict[int, MappedFile]):
         return mapped
 
 
-class _Clock:
-    """Counts the files that were mapped: a time, for uses."""
-
-    __slots__ = ("now",)
-
-    def __init__(self) -> None:
-        self.now = 0
-
-
-clock = _Clock()
+clock = SimpleNamespace(now=0)
+"""Counts the files that were mapped: a time, for uses."""
 _numbers = itertools.count()
 _kept: dict[int, weakref.ref[Any]] = {}
 """Mapped files that arrays keep."""
@@ -167,10 +160,6 @@ class Recent(collections.OrderedDict[Any, Any]):
                 self.popitem(last=False)
         return value
 
-    def unlock(self) -> None:
-        """Replace the lock: in a forked child, the thread that may hold it is not there."""
-        self._lock = threading.Lock()
-
 
 _caches: weakref.WeakSet[Recent] = weakref.WeakSet()
 _decoders: list[ThreadPoolExecutor] = []
@@ -179,7 +168,7 @@ _decoders: list[ThreadPoolExecutor] = []
 def _begin_anew_after_fork() -> None:
     _decoders.clear()
     for cache in list(_caches):
-        cache.unlock()
+        cache._lock = threading.Lock()  # the thread that may hold it is not in the child
 
 
 os.register_at_fork(after_in_child=_begin_anew_after_fork)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import reprlib
 from dataclasses import dataclass
@@ -95,15 +94,8 @@ def _matching_spec(metadata: JsonObject, dtype: ItemType) -> ArraySpec | None:
     if not all(number is None or type(number) is int for number in (level, block_length)):
         return None  # 3.0 equals 3, but is not written so
     spec = ArraySpec(dtype, "", zarr_format, object_length, chunk_length, level, block_length)
-    mine = _own_metadata(spec)
+    mine = json.loads(next(iter(spec.metadata(0).values())))
     return spec if all(mine[key] == metadata.get(key) for key in same) and not metadata.get("storage_transformers") else None
-
-
-@functools.lru_cache(64)
-def _own_metadata(spec: ArraySpec) -> JsonObject:
-    """The metadata of an array without items."""
-    metadata: JsonObject = json.loads(next(iter(spec.metadata(0).values())))
-    return metadata
 
 
 @dataclass(frozen=True)
@@ -161,20 +153,17 @@ def foreign_spec(metadata: JsonObject, dtype: ItemType) -> ForeignSpec:
         return _foreign_spec_v3(metadata, items)
     (length,) = metadata["chunks"]
     check_lengths(length, length, items.itemsize)
-    delta = _delta(metadata["filters"], items.itemsize) if metadata.get("filters") else None
+    delta = None
+    if filters := metadata.get("filters"):
+        if len(filters) != 1 or filters[0]["id"] != "delta":
+            raise ValueError(f"has filters {reprlib.repr(filters)}; one delta is read here")
+        delta = np.dtype(filters[0]["dtype"]), np.dtype(filters[0].get("astype") or filters[0]["dtype"])
+        if any(type_.kind not in "iu" or type_.itemsize != items.itemsize for type_ in delta):
+            raise ValueError(f"has differences of types {reprlib.repr(delta)}")
     compressor = metadata["compressor"]
     codecs = _byte_codecs([compressor["id"]] if compressor else [], length * items.itemsize, COMPRESSORS[2])
     absent_value = _absent_value(metadata["fill_value"] or 0, items)
     return ForeignSpec(items, items.newbyteorder("<"), length, length, "", None, codecs, delta, absent_value)
-
-
-def _delta(filters: list[JsonObject], itemsize: int) -> tuple[DType, DType]:
-    if len(filters) != 1 or filters[0]["id"] != "delta":
-        raise ValueError(f"has filters {reprlib.repr(filters)}; one delta is read here")
-    types = np.dtype(filters[0]["dtype"]), np.dtype(filters[0].get("astype") or filters[0]["dtype"])
-    if any(type_.kind not in "iu" or type_.itemsize != itemsize for type_ in types):
-        raise ValueError(f"has differences of types {reprlib.repr(types)}")
-    return types
 
 
 def _foreign_spec_v3(metadata: JsonObject, dtype: DType) -> ForeignSpec:
@@ -188,32 +177,23 @@ def _foreign_spec_v3(metadata: JsonObject, dtype: DType) -> ForeignSpec:
             raise ValueError("has a codec around its shards, which is not read here")
         sharding = codecs[0]["configuration"]
         (chunk_length,), codecs = sharding["chunk_shape"], sharding["codecs"]
-        index = _shard_index(sharding)
+        location, of_index = sharding.get("index_location", "end"), sharding["index_codecs"]
+        little = {"name": "bytes", "configuration": {"endian": "little"}}
+        if location not in ("start", "end") or of_index not in ([little], [little, {"name": "crc32c"}]):
+            raise ValueError("has shards with an index that is not read here")
+        index = ShardIndex(location, len(of_index) == 2)
     check_lengths(object_length, chunk_length, dtype.itemsize)
     if codecs[0]["name"] != "bytes":
         raise ValueError(f"is stored with {reprlib.repr(codecs[0]['name'])}, which is not among the codecs read here")
     stored_dtype = dtype.newbyteorder(BYTE_ORDERS[codecs[0]["configuration"]["endian"]])
     names = _byte_codecs([codec["name"] for codec in codecs[1:]], chunk_length * dtype.itemsize, COMPRESSORS[3])
     absent_value = _absent_value(metadata["fill_value"], dtype)
-    name = _object_name(metadata["chunk_key_encoding"])
-    return ForeignSpec(dtype, stored_dtype, object_length, chunk_length, name, index, names, None, absent_value)
-
-
-def _shard_index(sharding: JsonObject) -> ShardIndex:
-    little = {"name": "bytes", "configuration": {"endian": "little"}}
-    location, codecs = sharding.get("index_location", "end"), sharding["index_codecs"]
-    if location not in ("start", "end") or codecs not in ([little], [little, {"name": "crc32c"}]):
-        raise ValueError("has shards with an index that is not read here")
-    return ShardIndex(location, len(codecs) == 2)
-
-
-def _object_name(encoding: JsonObject) -> str:
+    encoding = metadata["chunk_key_encoding"]
     separator = encoding.get("configuration", {}).get("separator", "/")
-    if encoding["name"] == "v2":
-        return ""
-    if encoding["name"] != "default" or separator not in ("/", "."):
+    if encoding["name"] != "v2" and (encoding["name"] != "default" or separator not in ("/", ".")):
         raise ValueError("names its objects in a way that is not read here")
-    return f"c{separator}"
+    name = "" if encoding["name"] == "v2" else f"c{separator}"
+    return ForeignSpec(dtype, stored_dtype, object_length, chunk_length, name, index, names, None, absent_value)
 
 
 def _byte_codecs(names: list[Any], size: int, compressors: set[str]) -> tuple[tuple[str, int], ...]:

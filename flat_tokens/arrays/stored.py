@@ -103,15 +103,8 @@ class SmallArray(NamedTuple):
     has: bytearray
 
 
-def read_gathered(array: Any, start: int, stop: int, out: AnyArray | None = None) -> AnyArray:
-    """Items ``start:stop`` of an array that gathers ranges of a stored one: the method ``read`` of its class."""
-    found = np.empty(stop - start, array.numpy_dtype) if out is None else out
-    array.gather(np.array([start]), np.array([stop - start]), found, np.zeros(1, np.int64))
-    return found
-
-
 def take_gathered(array: Any, indices: Int64s) -> AnyArray:
-    """The items at *indices* of such an array: dtype[n]. The method ``take`` of its class."""
+    """The items at *indices* of an array that gathers ranges: dtype[n]. The method ``take`` of its class."""
     found, places = np.empty(len(indices), array.numpy_dtype), np.arange(len(indices))
     array.gather(indices, np.ones_like(places), found, places)
     return found

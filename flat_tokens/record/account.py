@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from flat_tokens.annotations import Bools, Int64s, JsonFacts, JsonObject
-from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import in_json
 from flat_tokens.forgotten import Forgotten, read_forgotten
 from flat_tokens.manifest import EVERY_SPLIT, MANIFEST, VERSIONS, dataset_of, manifest_digest, manifest_of, splits_at
@@ -25,7 +24,7 @@ from flat_tokens.rows.documents import NAMES, RecordedFacts, recorded_of, stored
 from flat_tokens.rows.mixture import EpochRows
 from flat_tokens.rows.seen import bytes_seen, tokens_seen
 from flat_tokens.rows.split import FlatTokens
-from flat_tokens.rows.views import SplitView, read_starts
+from flat_tokens.rows.views import SplitView, all_starts
 from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store, read_json
 
 FORMAT, FORMAT_VERSION = "flat-tokens-record", 1
@@ -119,7 +118,7 @@ class _Split:
     @cached_property
     def lengths(self) -> Int64s:
         """The stored tokens of each document: int64[seq_count]."""
-        return np.concatenate([np.empty(0, np.int64), *(np.diff(part) for part in read_starts(self.tokens))])
+        return np.diff(all_starts(self.tokens))
 
     @property
     def columns(self) -> list[str]:
@@ -131,7 +130,7 @@ class _Split:
     def has_records(self) -> bool:
         """Whether the dataset says which file and row each document is."""
         try:
-            open_array(dataset_of(self.tokens.store) / f"documents/{self.name}/file", "uint64")
+            stored_fact(self.tokens, "file")
         except NO_OBJECT:
             return False
         return bool(self.recorded.sources)

@@ -28,8 +28,10 @@ def croissant(record: JsonFacts, answers: JsonFacts | None = None) -> JsonObject
         name = f"Training data of {_base(run['ledger'])} before step {run['step']:,}"
         description = f"What a run has seen before step {run['step']:,}, from its ledger: {counts}."
         version = f"0.0.0+step{run['step']}.{run['sha256'][:16]}"
+        history = "The history of the run: sources, weights and batch sizes by step."
+        ledger = [_file("ledger", run["ledger"], run["sha256"], history)]
     else:
-        name = first["name"]
+        name, ledger = first["name"], []
         description = f"A tokenized dataset: {record['documents']:,} documents, {record['tokens']:,} tokens."
         version = f"0.0.0+{first['version'] or (first['manifest_sha256'] or 'unnamed')[:16]}"
     made: JsonObject = {
@@ -40,10 +42,10 @@ def croissant(record: JsonFacts, answers: JsonFacts | None = None) -> JsonObject
         "description": description,
         "version": version,
         "isLiveDataset": False,
-        "license": _licences(record),
+        "license": list(dict.fromkeys([*(one["licence"] for one in datasets if one["licence"]), *named(record, LICENCES)])),
         "inLanguage": named(record, LANGUAGES)[:LANGUAGES_NAMED],
         "url": None if run or "://" not in (first["path"] or "") else first["path"],
-        "distribution": [*_ledger(run), *(part for k, dataset in enumerate(datasets) for part in _files(k, dataset))],
+        "distribution": [*ledger, *(part for k, dataset in enumerate(datasets) for part in _files(k, dataset))],
         "recordSet": [one for one in (_sources(record), _counts(record), _epochs(record), *_columns(datasets)) if one],
         "prov:wasDerivedFrom": [
             {"@type": "prov:Entity", "prov:label": f"{dataset['name']}, version {dataset['version']}, manifest {digest}"}
@@ -61,17 +63,6 @@ def missing(document: JsonFacts) -> list[str]:
 
 def _base(path: str) -> str:
     return path.rpartition("/")[2]
-
-
-def _licences(record: JsonFacts) -> list[str]:
-    of_datasets = [dataset["licence"] for dataset in record["datasets"] if dataset["licence"]]
-    return list(dict.fromkeys([*of_datasets, *named(record, LICENCES)]))
-
-
-def _ledger(run: JsonFacts | None) -> list[JsonObject]:
-    if run is None:
-        return []
-    return [_file("ledger", run["ledger"], run["sha256"], "The history of the run: sources, weights and batch sizes by step.")]
 
 
 def _files(k: int, dataset: JsonFacts) -> list[JsonObject]:

@@ -110,24 +110,17 @@ def sources_of(record: Record) -> list[JsonObject]:
     ]
 
 
-def _listed(sources: Sequence[JsonFacts]) -> str | None:
+def _sources(record: Record, of: str = "") -> str | None:
+    """The sources whose documents were seen, those that are from an address that begins with *of*."""
     described = [
         f"{'(no source recorded)' if one['name'] is None else one['name']}"
         + (f", from {one['from']}" if one["from"] else "")
         + (f" at revision {one['revision']}" if one["revision"] else "")
         + f": {one['documents']:,} documents, {one['tokens']:,} tokens"
-        for one in sources
+        for one in sources_of(record)
+        if (one["from"] or "").startswith(of)
     ]
     return "; ".join(described) or None
-
-
-def _sources(record: Record) -> str | None:
-    return _listed(sources_of(record))
-
-
-def _hub_sources(record: Record) -> str | None:
-    """Datasets of the hub. Whether they are public, and large, is for a person to say."""
-    return _listed([one for one in sources_of(record) if (one["from"] or "").startswith(HUB)])
 
 
 def _domains(record: Record) -> str | None:
@@ -166,7 +159,7 @@ FILLS: dict[str, Callable[[Record], str | None]] = {
     "eu.1.3.2": _size,
     "eu.1.3.6": lambda record: _shares(record, LANGUAGES),
     "eu.2.0.1": _sources,
-    "eu.2.1.3": _hub_sources,
+    "eu.2.1.3": lambda record: _sources(record, HUB),  # a person says whether they are public, and large
     "eu.2.3.8": _domains,
     "eu.3.3.1": _processing,
     "ca.1": _sources,

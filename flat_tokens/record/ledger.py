@@ -18,7 +18,6 @@ from flat_tokens.reader import open_split
 from flat_tokens.rows.loader import View, checked_seed
 from flat_tokens.rows.mixture import MixedSource, Mixture, check_weights, checked_epochs, is_weight, source_of
 from flat_tokens.rows.phases import ORDER, Edit, Schedule
-from flat_tokens.rows.split import FlatTokens
 from flat_tokens.rows.views import SplitView
 from flat_tokens.stores.store import PathOrUrl, Store, read_json
 
@@ -320,7 +319,10 @@ class Ledger:
         numbers = {name: k for k, name in enumerate(self.names)}
         edits: list[Edit] = []
         for edit in self._content["edits"]:
-            weights = {numbers[name]: _weight(given) for name, given in edit["weights"].items()}
+            weights = {
+                numbers[name]: Schedule(given["points"], given["by"], given["kind"]) if isinstance(given, dict) else given
+                for name, given in edit["weights"].items()
+            }
             check_weights({self.names[k]: weight for k, weight in weights.items()})
             at_least(edits[-1].step if edits else 0, "step", edit["step"])
             edits.append(Edit(edit["step"], at_least(1, "batch_size", edit["batch_size"]), dict(sorted(weights.items()))))
@@ -334,14 +336,6 @@ def _as_json_holds(weight: Any) -> Any:
     return float(weight) if is_weight(weight) and not isinstance(weight, int | float | Schedule) else weight
 
 
-def _weight(given: Any) -> float | Schedule:
-    if isinstance(given, dict):
-        return Schedule(given["points"], given["by"], given["kind"])
-    if isinstance(given, bool) or not isinstance(given, int | float):
-        raise TypeError(f"a weight is {given!r}")
-    return given
-
-
 def _described(name: str, view: View, epochs: int | None) -> JsonObject:
     """A source for JSON: enough to open its view again, and to tell whether it is the same."""
     if not isinstance(name, str):
@@ -350,15 +344,10 @@ def _described(name: str, view: View, epochs: int | None) -> JsonObject:
     if isinstance(view, SplitView):
         # through JSON, so that what was read and what is made now can be compared
         source["view"] = json.loads(json.dumps(view.described()))
-        source["dataset"] = _dataset(view.tokens)
+        tokens, content = view.tokens, None
+        store, split = dataset_of(tokens.store), posixpath.basename(tokens.store.root)
+        with contextlib.suppress(FileNotFoundError):  # another writer's dataset: its counts must do
+            content = digest_below(store, f"{split}/")
+        counts = {"token_count": tokens.token_count, "seq_count": tokens.seq_count}
+        source["dataset"] = {"path": store.url, "split": split, "content": content, **counts}
     return source
-
-
-def _dataset(tokens: FlatTokens) -> JsonObject:
-    store = dataset_of(tokens.store)
-    split = posixpath.basename(tokens.store.root)
-    content = None
-    with contextlib.suppress(FileNotFoundError):  # another writer's dataset: its counts must do
-        content = digest_below(store, f"{split}/")
-    counts = {"token_count": tokens.token_count, "seq_count": tokens.seq_count}
-    return {"path": store.url, "split": split, "content": content, **counts}

@@ -37,13 +37,16 @@ def room_for(shape: tuple[int, ...], dtype: npt.DTypeLike = np.uint32) -> AnyArr
     wanted, count = np.dtype(dtype), math.prod(shape)
     spare = 64 // wanted.itemsize
     size = (count + spare) * wanted.itemsize
-    room = _reused(size).view(wanted) if size in REUSED_BYTES else np.empty(count + spare, wanted)
+    lent: Any = _ArrayMemory(_ArrayMemory.memory(size)) if size in REUSED_BYTES else np.empty(size, np.uint8)
+    room = np.asarray(lent).view(wanted)
     skipped = -room.ctypes.data % 64 // wanted.itemsize
     return room[skipped : skipped + count].reshape(shape)
 
 
 class _ArrayMemory:
-    """Memory of a large array. It is kept for the next one when the array and all its slices are gone."""
+    """Memory of a large array. It is kept for the next one when the array and all its slices are gone: pages of fresh memory cost
+    several times as much as the computation that fills them.
+    """
 
     __slots__ = ("__array_interface__", "_memory")
     left: ClassVar[deque[UInt8s]] = deque()
@@ -71,12 +74,6 @@ class _ArrayMemory:
         return np.empty(size, np.uint8)
 
 
-def _reused(size: int) -> UInt8s:
-    """Uninitialized uint8[size]. Pages of fresh memory cost several times as much as the computation that fills them."""
-    lent: Any = _ArrayMemory(_ArrayMemory.memory(size))
-    return np.asarray(lent)
-
-
 def namespace_of(array: Array) -> Any:
     """The module that an array belongs to: numpy, torch or jax.numpy."""
     if (torch := sys.modules.get("torch")) is not None and isinstance(array, torch.Tensor):
@@ -93,13 +90,6 @@ def bits(encoded: Array) -> Array:
     if encoded.dtype.itemsize != 4:
         raise TypeError(f"encoded tokens are uint32, or its bits as int32, but these are {encoded.dtype}")
     return encoded.view(namespace.int32)
-
-
-def as_int64(array: Array) -> Array:
-    """Cast to int64 for torch's ``cross_entropy``. jax arrays are returned unchanged (no int64 by default)."""
-    if (namespace := namespace_of(array)) is np:
-        return array.astype(np.int64)
-    return array.long() if namespace.__name__ == "torch" else array
 
 
 def places_along(array: Array) -> Array:

@@ -73,8 +73,16 @@ class PackedDocuments(Attention, Row, _PackedFields):  # type: ignore[misc]
         A list of them for a batch. With ``fit="best"`` and ``"crop"`` empty documents are in no pack.
         """
         ids, ranges = np.asarray(self.document_ids), np.asarray(self.document_range)
-        rows = zip(ids.reshape(-1, ids.shape[-1]), ranges.reshape(-1, 2).tolist(), strict=True)
-        found = [namespace_of(self.document_ids).asarray(_seq_lens(row, *document_range)) for row, document_range in rows]
+        found = []
+        for row, (first, stop) in zip(ids.reshape(-1, ids.shape[-1]), ranges.reshape(-1, 2).tolist(), strict=True):
+            padding = np.count_nonzero(row == PADDING)
+            documents = row[: len(row) - padding]
+            if first < stop:
+                lengths = np.bincount(documents - first, minlength=stop - first)
+            else:
+                lengths = np.diff(np.flatnonzero(np.diff(documents, prepend=PADDING, append=PADDING)))
+            lengths = np.append(lengths, padding) if padding else lengths
+            found.append(namespace_of(self.document_ids).asarray(lengths))
         return found if ids.ndim > 1 else found[0]
 
     def _segments(self) -> Array:
@@ -94,16 +102,6 @@ class PackedDocuments(Attention, Row, _PackedFields):  # type: ignore[misc]
     def __getitem__(self, key: Any) -> Any:
         """A field by name or number. By name also those without a fixed shape: ``seq_lens``, ``cu_seqlens``, ``max_seqlen``."""
         return getattr(self, key) if key in ("seq_lens", "cu_seqlens", "max_seqlen") else super().__getitem__(key)
-
-
-def _seq_lens(document_ids: Int64s, first: int, stop: int) -> Int64s:
-    padding = np.count_nonzero(document_ids == PADDING)
-    documents = document_ids[: len(document_ids) - padding]
-    if first < stop:
-        lengths = np.bincount(documents - first, minlength=stop - first)
-    else:
-        lengths = np.diff(np.flatnonzero(np.diff(documents, prepend=PADDING, append=PADDING)))
-    return np.append(lengths, padding) if padding else lengths
 
 
 class PackedDocumentsView(SplitView):

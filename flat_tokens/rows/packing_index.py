@@ -68,21 +68,18 @@ def cropped_rows(pieces: Iterable[Int64s], length: int, *, keep: bool) -> Listed
         filling = _Filling(length, crop=True, keep=keep)
         pool = pool[:, filling.add(pool[2], pool[1] > 0)]
         left = ranges(*np.array(filling.fill(), np.int64).reshape(-1, 2).T)
-        pool = _with_rests(pool, *np.array(filling.cuts, np.int64).reshape(-1, 2).T)
+        cut, taken = np.array(filling.cuts, np.int64).reshape(-1, 2).T
+        # The pieces, then the rest of each that was cut, which may be of a rest before it
+        count = pool.shape[1]
+        origin, shift = np.concatenate([np.arange(count), cut]), np.concatenate([np.zeros(count, np.int64), taken])
+        while (origin >= count).any():  # rest -> the piece that it is a rest of, each time over twice as many rests
+            origin, shift = origin[origin], shift + shift[origin]
+        pool = np.stack([pool[0, origin], pool[1, origin] + shift, pool[2, origin] - shift])
         per_row, order = filling.rows()
         return per_row, pool[:2, order], pool[:, left]
 
     counts, packed, *_ = fitted(pieces, cropped)
     return running_sums(counts), *packed
-
-
-def _with_rests(pool: Int64s, cut: Int64s, taken: Int64s) -> Int64s:
-    """The pieces, then the rest of each that was *cut* after *taken* tokens: int64[3, n]. A rest may be of a rest before it."""
-    count = pool.shape[1]
-    origin, shift = np.concatenate([np.arange(count), cut]), np.concatenate([np.zeros(count, np.int64), taken])
-    while (origin >= count).any():  # rest -> the piece that it is a rest of, each time over twice as many rests
-        origin, shift = origin[origin], shift + shift[origin]
-    return np.stack([pool[0, origin], pool[1, origin] + shift, pool[2, origin] - shift])
 
 
 class _EqualPieces:
@@ -308,7 +305,11 @@ class Packs(NamedTuple):
         if plan.fit == "greedy":
             firsts, offsets = _split(tokens, plan) if plan.split_across_pack else (_whole(tokens, plan), none)
             return cls(tokens, plan, firsts, none, offsets)
-        firsts, documents, offsets = (_cropped if plan.fit == "crop" else _best)(tokens, plan)
+        if plan.fit == "crop":
+            whole = document_parts(tokens, plan._replace(length=WHOLE))
+            firsts, documents, offsets = cropped_rows(whole, plan.length, keep=plan.on_crop == "keep")
+        else:
+            firsts, documents, offsets = _best(tokens, plan)
         if plan.max_packs is not None:
             firsts = firsts[: plan.max_packs + 1]
             documents, offsets = documents[: firsts[-1]], offsets[: firsts[-1]]
@@ -435,12 +436,6 @@ def _best(tokens: FlatTokens, plan: PackSettings) -> ListedPacks:
             documents, numbers = np.concatenate([parts[:2] for parts in document_parts(tokens, plan)], axis=1)
             firsts = in_order
     return firsts, documents, numbers * plan.length
-
-
-def _cropped(tokens: FlatTokens, plan: PackSettings) -> ListedPacks:
-    """The parts of full packs, whose last parts may be cut."""
-    whole = document_parts(tokens, plan._replace(length=WHOLE))
-    return cropped_rows(whole, plan.length, keep=plan.on_crop == "keep")
 
 
 def first_documents(starts: Iterable[Int64s], length: int, max_packs: int | None, name: str) -> Int64s:

@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple, Self, get_args
 
 import numpy as np
 
-from flat_tokens.annotations import Int32s, Int64Pair, Int64s, JsonObject, UInt64s
+from flat_tokens.annotations import Int32s, Int64Pair, Int64s, JsonObject
 from flat_tokens.arrays.maps import Recent, share_work
 from flat_tokens.options import one_of, whole_number
 from flat_tokens.rows.orders import KeyedPermutation, Permuted, derive_keys
@@ -120,13 +120,6 @@ class Weight(NamedTuple):
         """The samples at which another piece of the schedule begins."""
         return [math.ceil(self.zero + place * self.per) for place, _ in self.schedule.points]
 
-    def is_even(self, start: int, stop: int | None) -> bool:
-        """Whether the weight is the same from *start* to *stop*, which no change is between."""
-        if stop is None or self.schedule.kind == "constant":
-            return True
-        last = Fraction(stop) - Fraction(1, 1 << 20)
-        return self.at(Fraction(start)) == self.at(last)
-
 
 class WeightRun(NamedTuple):
     """Samples from position *start* on, before *stop* if there is an end, in blocks of *block*.
@@ -187,8 +180,11 @@ def stretches(start: int, weights: Sequence[Weight], left: Sequence[int | None])
 
 
 def _stairs(start: int, stop: int | None, weights: Sequence[Weight]) -> Iterator[tuple[int, int | None]]:
-    """Ranges of samples in which weights are taken as constant."""
-    if stop is None or all(weight.is_even(start, stop) for weight in weights):
+    """Ranges of samples in which weights are taken as constant. No schedule changes its piece between *start* and *stop*."""
+    if stop is None or all(
+        weight.schedule.kind == "constant" or weight.at(Fraction(start)) == weight.at(stop - Fraction(1, 1 << 20))
+        for weight in weights
+    ):
         yield start, stop
         return
     count = min(max((stop - start) // STAIR_SAMPLES, 1), STAIRS)
@@ -214,24 +210,21 @@ def _next_stretch(
         quotas = block_quotas(active)
         whole = WeightRun.of(position, None, quotas, drawn)
         fits = [] if end is None else [(end - position) // MIXTURE_BLOCK]
-        fits += [_blocks_for(whole.before[:, k], n) for k, n in enumerate(remaining) if n is not None and whole.before[-1, k]]
+        for n, before in zip(remaining, whole.before.T, strict=True):
+            if n is not None and before[-1]:  # the blocks that have no more samples of the source
+                cycles, rest = divmod(n, int(before[-1]))
+                fits.append(cycles * len(quotas) + int(np.searchsorted(before, rest, side="right")) - 1)
         if not fits or min(fits):
             debts[:] = [0] * len(debts)
             return WeightRun.of(position, min(fits), quotas, drawn) if fits else whole
     total, limited = sum(active), zip(active, remaining, strict=True)
     ends = [math.ceil(n * total / weight) for weight, n in limited if n is not None and weight]
-    quota = _single(active, min([room, *ends]), debts)
+    quota = _block_quota(active, min([room, *ends]), debts)
     capped = [k if n is None else min(k, n) for k, n in zip(quota, remaining, strict=True)]
     return WeightRun.of(position, 1, np.array([capped], np.int64), drawn)
 
 
-def _blocks_for(before: Int64s, count: int) -> int:
-    """How many blocks have no more than *count* samples of a source."""
-    cycles, rest = divmod(count, int(before[-1]))
-    return cycles * (len(before) - 1) + int(np.searchsorted(before, rest, side="right")) - 1
-
-
-def _single(active: Sequence[Fraction | int], length: int, debts: list[int]) -> list[int]:
+def _block_quota(active: Sequence[Fraction | int], length: int, debts: list[int]) -> list[int]:
     """The samples of each source in one block of *length*. The difference from the exact share is carried to the next block."""
     shares = apportioned(active, 1 << SHARE_BITS)
     owed = [share * length + debt if share else 0 for share, debt in zip(shares, debts, strict=True)]
@@ -281,15 +274,6 @@ def exactly(weight: float) -> Fraction:
 BLOCKS_KEPT = 8
 """Blocks that a mixture keeps, of up to 128 KiB each: steps that follow one another are of one block or two."""
 SLOTS_AT_A_TIME = 1 << 16
-
-
-class Dealt(NamedTuple):
-    """The samples of a block in their order: the number of each one's source, int32[block], and the number of samples of that
-    source before it in the block, int32[block].
-    """
-
-    source: Int32s
-    rank: Int32s
 
 
 def _windows(block: int, counts: Int64s, first: Int64s, last: Int64s) -> Int64Pair:
@@ -426,11 +410,6 @@ class Phase:
     def _stretch_at(self, position: int) -> int:
         return max(bisect_right(self._starts, position) - 1, 0)
 
-    def _keys(self, stretch: int, block: Int64s) -> UInt64s:
-        if self._number == stretch == 0:
-            return derive_keys(self._seed, 0, block)
-        return derive_keys(self._seed, 2, self._number, stretch, block)
-
     def _drawn_at(self, start: int, stop: int) -> Int64Pair:
         """Positions ``start:stop`` -> source, and how many samples of it the phase has before: int64[n] each."""
         source, nth = np.empty(stop - start, np.int64), np.empty(stop - start, np.int64)
@@ -443,9 +422,9 @@ class Phase:
             count = min(stretch.block - within, stop - position)
             part, in_block = slice(position - start, position - start + count), slice(within, within + count)
             begins = stretch.drawn + cycle * stretch.before[-1] + stretch.before[block_in_cycle]
-            dealt = self._dealt(number, block)
-            source[part] = dealt.source[in_block]
-            nth[part] = dealt.rank[in_block] + begins[source[part]]
+            sources, ranks = self._dealt(number, block)
+            source[part] = sources[in_block]
+            nth[part] = ranks[in_block] + begins[source[part]]
             position += count
         return source, nth
 
@@ -453,12 +432,15 @@ class Phase:
         """The slots of positions in blocks ``block[of]`` of a stretch, or the inverse: int64[n]. A source's slots are
         consecutive.
         """
-        keys = self._keys(number, block)
+        numbered = (0,) if self._number == number == 0 else (2, self._number, number)
+        keys = derive_keys(self._seed, *numbered, block)
         permutation = self._permutations[self._stretches[number].block]
         return way(permutation, numbers, keys if of is None else keys[of])
 
-    def _dealt(self, number: int, block: int) -> Dealt:
-        """The samples of a block of a stretch."""
+    def _dealt(self, number: int, block: int) -> tuple[Int32s, Int32s]:
+        """The samples of a block of a stretch, in their order: the number of each one's source, int32[block], and the number of
+        samples of that source before it in the block, int32[block].
+        """
         if (found := self._recent.find((self._number, number, block))) is None:
             stretch = self._stretches[number]
             firsts = stretch.firsts[block % len(stretch.firsts)]
@@ -470,7 +452,7 @@ class Phase:
                 # In order of source and position, the samples are numbered as the slots are. Of 16 bits, it is a radix sort.
                 in_order = np.argsort(source.astype(np.uint16 if len(self.sources) <= 1 << 16 else np.uint32), kind="stable")
                 rank[in_order] = positions - np.repeat(firsts[:-1], np.diff(firsts))
-            found = self._recent.keep((self._number, number, block), Dealt(source, rank))
+            found = self._recent.keep((self._number, number, block), (source, rank))
         return found  # type: ignore[no-any-return] # a cache of anything
 
 

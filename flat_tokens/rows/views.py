@@ -67,41 +67,6 @@ class Fill(NamedTuple):
         return 1 - (self.cut + self.dropped) / self.tokens if self.tokens else 0.0
 
 
-def fill_of(tokens: FlatTokens, starts: Iterable[Int64s], covered: Covered, filled: int | None, places: int) -> Fill:
-    """The `Fill` of rows with *places* places, *filled* of which hold tokens; None: as many as tokens are in rows. *starts*: the
-    bounds of all documents, some at a time. Reads no token.
-    """
-    names, sources = _sources(tokens)
-    # (source, or one for all) -> tokens, cut, dropped
-    sums, used, first = np.zeros((len(names) + 1, 3), np.int64), 0, 0
-    for entries in starts:
-        sizes, kept = np.diff(entries), covered(first, entries)
-        lost = sizes - kept
-        counts = np.stack([sizes, np.where(kept > 0, lost, 0), np.where(kept > 0, 0, lost)], axis=1)
-        sums[-1] += counts.sum(axis=0)
-        if names:
-            np.add.at(sums, sources(first, len(sizes)), counts)
-        used, first = used + int(kept.sum()), first + len(sizes)
-    share = (used if filled is None else filled) / places if places else 0.0
-    *of_sources, whole = (SourceFill(*its) for its in sums.tolist())
-    return Fill(share, *whole, dict(zip(names, of_sources, strict=True)))
-
-
-def _sources(tokens: FlatTokens) -> tuple[list[str], Callable[[int, int], Int64s]]:
-    """The names of the sources, and the number of each document's: int64[n] of *n* documents from *first* on."""
-    made_of = sources_of(manifest_of(dataset_of(tokens.store)))
-    of_file = np.repeat(np.arange(len(made_of)), [len(its) for _, its in made_of])
-    files = None
-    with contextlib.suppress(FileNotFoundError):
-        files = stored_fact(tokens, "file")
-
-    def numbers(first: int, n: int) -> Int64s:
-        assert files is not None
-        return of_file[checked_files(fact_of(tokens, files, first, first + n), len(of_file))]
-
-    return [name for name, _ in made_of if files is not None], numbers
-
-
 IGNORED_LABEL = -100
 """The label of what does not count, which torch's ``cross_entropy`` ignores by default."""
 TOKENS_AT_A_TIME = 1 << 15
@@ -198,7 +163,10 @@ class LabelledFields(TrainingFields):
     def labels(self) -> Array:
         """int64[..., length]: ``targets``, -100 where ``loss_mask`` is false. int32 in jax."""
         namespace, row = namespace_of(self.encoded), cast("Any", self)
-        return frameworks.as_int64(namespace.where(row.loss_mask, self.targets, IGNORED_LABEL))
+        labels = namespace.where(row.loss_mask, self.targets, IGNORED_LABEL)
+        if namespace is np:
+            return labels.astype(np.int64)
+        return labels.long() if namespace.__name__ == "torch" else labels
 
 
 def _tokens_before(encoded: UInt32s) -> Int32s:
@@ -328,9 +296,28 @@ class SplitView:
 
     @property
     def fill(self) -> Fill:
-        """How much of the rows is padding, and how many tokens are in none. Made in one pass over ``seq_starts``."""
+        """How much of the rows is padding, and how many tokens are in none. Made in one pass over ``seq_starts``; it reads no
+        token.
+        """
         covered, filled, places = self._coverage()
-        return fill_of(self.tokens, read_starts(self.tokens), covered, filled, places)
+        made_of, files = sources_of(manifest_of(dataset_of(self.tokens.store))), None
+        of_file = np.repeat(np.arange(len(made_of)), [len(its) for _, its in made_of])  # file -> source
+        with contextlib.suppress(FileNotFoundError):
+            files = stored_fact(self.tokens, "file")
+        names = [name for name, _ in made_of if files is not None]
+        # (source, or one for all) -> tokens, cut, dropped
+        sums, used, first = np.zeros((len(names) + 1, 3), np.int64), 0, 0
+        for entries in read_starts(self.tokens):
+            sizes, kept = np.diff(entries), covered(first, entries)
+            lost, stop = sizes - kept, first + len(sizes)
+            counts = np.stack([sizes, np.where(kept > 0, lost, 0), np.where(kept > 0, 0, lost)], axis=1)
+            sums[-1] += counts.sum(axis=0)
+            if files is not None and names:
+                np.add.at(sums, of_file[checked_files(fact_of(self.tokens, files, first, stop), len(of_file))], counts)
+            used, first = used + int(kept.sum()), stop
+        share = (used if filled is None else filled) / places if places else 0.0
+        *of_sources, whole = (SourceFill(*its) for its in sums.tolist())
+        return Fill(share, *whole, dict(zip(names, of_sources, strict=True)))
 
     def _coverage(self) -> Coverage:
         raise NotImplementedError
@@ -427,9 +414,7 @@ class TokenRows(SplitView):
 
     def _read_many(self, parts: Sequence[Part]) -> Any:
         encoded = room_for((sum(len(places) for _, _, places in parts), self.length))
-        lengths = np.full(len(encoded), self.length)
-        ranges = [(view._starts_of(rows), lengths[: len(rows)]) for view, rows, _ in parts]
-        return self.row_type(encoded, *_read_into(encoded, parts, ranges))
+        return self.row_type(encoded, *_read_into(encoded, parts, [view.token_ranges(rows) for view, rows, _ in parts]))
 
     def token_ranges(self, indices: Int64s) -> Int64Pair:
         return self._starts_of(indices), np.full(len(indices), self.length)

@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flat_tokens.annotations import AnyArray, Bools, Int64Pair, Int64s, JsonObject, UInt8s, UInt32s, UInt64s
-from flat_tokens.arrays.stored import StoredArray, read_gathered, take_gathered
+from flat_tokens.arrays.stored import StoredArray, take_gathered
 from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.options import one_of, true_or_false, whole_number, whole_numbers
 from flat_tokens.rows.documents import stored_fact
@@ -91,7 +91,12 @@ class VirtualTokens:
         """The pieces of ranges, which go to the places *at*."""
         raise NotImplementedError
 
-    read = read_gathered
+    def read(self, start: int, stop: int, out: AnyArray | None = None) -> AnyArray:
+        """Items ``start:stop``, written to *out* if it is given."""
+        found = np.empty(stop - start, self.numpy_dtype) if out is None else out
+        self.gather(np.array([start]), np.array([stop - start]), found, np.zeros(1, np.int64))
+        return found
+
     take = take_gathered
 
     def gather(self, starts: Int64s, lengths: Int64s, out: AnyArray, at: Int64s) -> None:
@@ -114,7 +119,7 @@ class VirtualTokens:
         return units
 
 
-def _made(tokens: FlatTokens, encoded: VirtualTokens, starts: Any, **changed: Any) -> FlatTokens:
+def with_arrays(tokens: FlatTokens, encoded: VirtualTokens, starts: Any, **changed: Any) -> FlatTokens:
     """The split with virtual arrays."""
     arrays: Any = {"encoded_tokens": encoded, "seq_starts": starts}
     if tokens.loss_mask is not None:
@@ -144,7 +149,7 @@ def selected(tokens: FlatTokens, indices: npt.ArrayLike) -> FlatTokens:
     first = np.flatnonzero(np.append(True, begin[1:] != end[:-1])[: len(some)])
     runs = begin[first], np.append(entries[some[first]], entries[-1])
     encoded = _SelectedTokens(tokens, *runs)
-    return _made(tokens, encoded, StartsInMemory(entries.view(np.uint64), tokens.seq_starts.store), numbers=numbers)
+    return with_arrays(tokens, encoded, StartsInMemory(entries.view(np.uint64), tokens.seq_starts.store), numbers=numbers)
 
 
 def _bounds(tokens: FlatTokens, numbers: Int64s) -> Int64Pair:
@@ -265,11 +270,11 @@ def with_middle(tokens: FlatTokens, fim: FillInMiddle | JsonObject | None) -> Fl
         )
     fragments = _Fragments.of(tokens, fim)
     encoded = _MiddleTokens(tokens, fragments, fim)
-    if fim.cuts == "characters":
-        encoded.try_characters()
     others = () if fim.tokenizer is None else (_vocabulary(fim.tokenizer).size - 1,)
     largest = max(tokens.max_token_id, fim.prefix, fim.middle, fim.suffix, *others)
-    return _made(tokens, encoded, StartsInMemory(fragments.starts, tokens.seq_starts.store), max_token_id=largest)
+    entries, opens = fragments.entries, fragments.opens
+    starts = entries if opens.all() else np.append(entries[:-1][opens], entries[-1])
+    return with_arrays(tokens, encoded, StartsInMemory(starts.view(np.uint64), tokens.seq_starts.store), max_token_id=largest)
 
 
 class _Fragments(NamedTuple):
@@ -303,19 +308,21 @@ class _Fragments(NamedTuple):
         roots = np.stack([derive_keys(fim.seed, CUTS, 0), derive_keys(fim.seed, CUTS, 1), derive_keys(fim.seed, ORDER)])
         return cls(entries + SENTINELS * before, before, keys, opens, roots)
 
-    @property
-    def starts(self) -> UInt64s:
-        """``seq_starts`` of the documents."""
-        found = self.entries if self.opens.all() else np.append(self.entries[:-1][self.opens], self.entries[-1])
-        return found.view(np.uint64)
-
 
 class _MiddleTokens(VirtualTokens):
-    """The tokens of documents that are filled in the middle, as in one epoch. No added token counts for the loss."""
+    """The tokens of documents that are filled in the middle, as in one epoch. No added token counts for the loss. ValueError if
+    characters are cut, and no text of the first fragments that are cut has the stored tokens.
+    """
 
     def __init__(self, tokens: FlatTokens, fragments: _Fragments, fim: FillInMiddle) -> None:
         super().__init__(tokens.encoded_tokens, int(fragments.entries[-1]), {"fim": asdict(fim)})
         self._tokens, self._all, self._fim, self._epoch = tokens.encoded_tokens, fragments, fim, 0
+        tried = np.flatnonzero(np.diff(fragments.before))[: TRIED if fim.cuts == "characters" else 0]
+        if len(tried) and all(self._text(number)[0] is None for number in tried):
+            raise ValueError(
+                f"{self.store.url}: the tokenizer {fim.tokenizer!r} makes other tokens of the documents' text than those "
+                "that are stored. Name the tokenizer that the dataset was made with, or cut between tokens."
+            )
 
     def of_epoch(self, epoch: int) -> Self:
         found = copy(self)
@@ -366,15 +373,6 @@ class _MiddleTokens(VirtualTokens):
         found, count, clipped = (array.reshape(-1)[some] for array in (stored + source + clipped - where, count, clipped + shift))
         return TokenPieces(found, count, clipped, places[:moved], *map(np.concatenate, zip(*added, strict=True)))
 
-    def try_characters(self) -> None:
-        """ValueError if no text of the first fragments that are cut has the stored tokens."""
-        moved = np.flatnonzero(np.diff(self._all.before))[:TRIED]
-        if len(moved) and all(self._text(number)[0] is None for number in moved):
-            raise ValueError(
-                f"{self.store.url}: the tokenizer {self._fim.tokenizer!r} makes other tokens of the documents' text than those "
-                "that are stored. Name the tokenizer that the dataset was made with, or cut between tokens."
-            )
-
     def _text(self, fragment: int) -> tuple[str | None, int]:
         """The text of a stored fragment and the number of its tokens; None if the tokens are not those of its text."""
         entries, before = self._all.entries, self._all.before
@@ -413,14 +411,8 @@ class _MiddleTokens(VirtualTokens):
         # a place from 0 to n, both included
         places = _scaled(drawn[:2] >> np.uint64(33), sizes + 1)
         cuts = np.where(is_moved, np.stack([np.minimum(*places), np.maximum(*places)]), sizes)
-        if self._fim.inside:
-            cuts = self._between_characters(cuts, sizes, stored, is_moved)
-        return cuts[0], cuts[1], is_moved & (_fraction(drawn[2]) < self._fim.spm_rate)
-
-    def _between_characters(self, cuts: Int64s, sizes: Int64s, stored: Int64s, is_moved: Bools) -> Int64s:
-        """The cuts, each before the nearest token up to it that begins a character."""
         inside, moving = np.array(self._fim.inside, np.int64), np.flatnonzero(is_moved)
-        for cut in cuts:
+        for cut in cuts if len(inside) else ():  # each before the nearest token up to it that begins a character
             open_ones = moving[(cut[moving] > 0) & (cut[moving] < sizes[moving])]
             for _ in range(MAX_INSIDE - 1):
                 ids = (self._tokens.take(stored[open_ones] + cut[open_ones]) >> np.uint32(1)).astype(np.int64)
@@ -429,7 +421,7 @@ class _MiddleTokens(VirtualTokens):
                 open_ones = open_ones[cut[open_ones] > 0]
                 if not open_ones.size:
                     break
-        return cuts
+        return cuts[0], cuts[1], is_moved & (_fraction(drawn[2]) < self._fim.spm_rate)
 
 
 @cache
@@ -504,7 +496,9 @@ def with_ends(tokens: FlatTokens, bos: int | None, eos: int | None, loss_mask: b
             raise ValueError(f"{name} is {value}, but token ids are 0 to {MAX_TOKEN_ID}")
     ends = {name: index(end) for name, end in (("bos", bos), ("eos", eos)) if end is not None}
     starts = _EndMarkedStarts(tokens.seq_starts, len(ends))
-    return _made(tokens, _EndMarkedTokens(tokens, starts, ends), starts, max_token_id=max(tokens.max_token_id, *ends.values()))
+    return with_arrays(
+        tokens, _EndMarkedTokens(tokens, starts, ends), starts, max_token_id=max(tokens.max_token_id, *ends.values())
+    )
 
 
 def ends_of(tokens: FlatTokens) -> dict[str, int]:
