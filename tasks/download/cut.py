@@ -41,12 +41,20 @@ def cut_files(
     """Stage download: fetch some small files of a source, or one large file, and cut each into ranges of about *slice_bytes* of
     text. ValueError, naming the file, if one is damaged or not as its source says.
     """
-    room = sum(map(scratch_for, pack))
+    room, source, cuts, knows_text = sum(map(scratch_for, pack)), sources[pack[0].source], list[CutFile](), False
     try:
         if len(pack) == 1 and not is_small(pack[0]):
             raise NoRoomError
-        with _removed_after(workspace, 0 if workspace.keeps else room, pack[0].name) as here:
-            cuts = list(_cut_small(pack, sources, slice_bytes, here, _most_of(pack, here) if here.keeps else room))
+        with _removed_after(workspace, 0 if workspace.keeps else room, pack[0].name) as here, naming(sources, pack[0].source):
+            most = _most_of(pack, here) if here.keeps else room
+            for file, content in read_small(pack, sources, Path(here.scratch), room=most):
+                if file.format == "text" and knows_text and not source.keep_columns and file.size <= slice_bytes:
+                    cuts.append(CutFile(file, (Range(0, file.size, None, file.size),)))  # the reader says that less fast
+                    continue
+                with named_errors(file.location):
+                    file = with_partitions(file, source, content)
+                    cuts.append(CutFile(file, cuts_of(file, source, slice_bytes, content)))
+                knows_text = file.format == "text"
         cuts = cuts if workspace.keeps else list(map(_still_there, cuts))
     except NoRoomError:
         if half := len(pack) // 2:
@@ -96,17 +104,6 @@ def _to_keep(found: FoundFile) -> int:
     return UNKNOWN_BYTES if found.size is None else scratch_for(found)
 
 
-def bytes_to_keep(found: Iterable[FoundFile], sources: tuple[Source, ...], slice_bytes: int, workspace: Workspace) -> int:
-    """Bytes of the scratch directory, about, if those files stay there that are fetched as a whole, and have not been yet."""
-    files, size = _files(workspace), 0
-    whole = [one for one in found if _to_keep(one) and is_whole(one)]
-    # Only of large files does a note say which copy is here.
-    for one, known in zip(whole, known_files(whole, sources, slice_bytes, [workspace.root]), strict=True):
-        copy = files / f"{known and known.file.sha256}.raw" if is_small(one) else note_of(one, files)
-        size += 0 if kind_of(copy) else _to_keep(one)
-    return size
-
-
 def _is_kept(file: SourceFile, workspace: Workspace) -> bool:
     """Whether a file stays in the scratch directory: with a bound on it, one that takes no more there than was counted for it."""
     found = file.found
@@ -138,22 +135,6 @@ def _removed_after(
         raise NoRoomError(f"{name} takes {size:,} bytes, and scratch_bytes is {workspace.room:,}. Raise it.")
     with room_taken(_files(workspace), size, workspace.room, waiting) as own:
         yield workspace if workspace.keeps else workspace._replace(scratch=os.fspath(own))
-
-
-def _cut_small(
-    pack: tuple[FoundFile, ...], sources: tuple[Source, ...], slice_bytes: int, workspace: Workspace, room: int | None
-) -> Iterator[CutFile]:
-    """Fetch and cut some small files of a source."""
-    source, knows_text = sources[pack[0].source], False
-    with naming(sources, pack[0].source):
-        for file, content in read_small(pack, sources, Path(workspace.scratch), room=room):
-            if file.format == "text" and knows_text and not source.keep_columns and file.size <= slice_bytes:
-                yield CutFile(file, (Range(0, file.size, None, file.size),))  # which the reader says, too, but not as fast
-                continue
-            with named_errors(file.location):
-                file = with_partitions(file, source, content)
-                yield CutFile(file, cuts_of(file, source, slice_bytes, content))
-            knows_text = file.format == "text"
 
 
 def _fetched(
@@ -421,8 +402,15 @@ def fetching_to(config: BuildConfig, workspace: Workspace, found: Iterable[Found
     files = _files(workspace)
     room = config.scratch_bytes or kept_in(files) + shutil.disk_usage(nearest(files)).free // 2
     with contextlib.ExitStack() as stack:
-        keeps = config.keep_files == "auto" and not workspace.root.exists(LIST)  # a copy would have what is forgotten
-        if keeps and (size := bytes_to_keep(found, config.sources, config.slice_bytes, workspace)):
+        keeps, size = config.keep_files == "auto" and not workspace.root.exists(LIST), 0  # a copy would have what is forgotten
+        if keeps:
+            # Files that are fetched as a whole stay. Only of large ones does a note say which copy is here.
+            whole = [one for one in found if _to_keep(one) and is_whole(one)]
+            known = known_files(whole, config.sources, config.slice_bytes, [workspace.root])
+            for one, cut in zip(whole, known, strict=True):
+                copy = files / f"{cut and cut.file.sha256}.raw" if is_small(one) else note_of(one, files)
+                size += 0 if kind_of(copy) else _to_keep(one)
+        if size:
             keeps = False
             with contextlib.suppress(NoRoomError):
                 keeps = take_room(files, size, room, stack, keeps=True) is not None

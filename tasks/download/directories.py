@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import posixpath
 import re
 from collections import Counter
@@ -55,8 +56,12 @@ def refuse_tables(source: Source, store: Store, paths: Sequence[str], table_in: 
             found.add(parent)
             parent = posixpath.dirname(parent)
     directories = sorted(found, key=lambda directory: (directory.count("/"), directory))
-    known = {} if listed is None else _tables_among(paths)
+    known = dict[str, Table]()
     if listed is not None:
+        for kind, path in itertools.product(TABLES, paths):  # a table is known by the objects in its log
+            directory, log, entry = path.partition(f"/{kind.log}/")
+            if log and (not kind.entry or (entry.endswith(kind.entry) and "/" not in entry)):
+                known.setdefault(directory, kind)
         directories = [one for one in directories if not f"{one}/".startswith(f"{listed}/") or one in known]
     asked = directories if store.is_local else directories[:DIRECTORIES_ASKED]
     with ThreadPoolExecutor(ASKED_AT_ONCE) as asking:
@@ -68,17 +73,6 @@ def refuse_tables(source: Source, store: Store, paths: Sequence[str], table_in: 
                 f"{source.called}: {directory} is {table.kind}: it has {table.log}, and its files may hold rows that the "
                 f"table has removed. {table.remedy}"
             )
-
-
-def _tables_among(paths: Sequence[str]) -> dict[str, Table]:
-    """The directories of tables, by the objects in their logs."""
-    found = dict[str, Table]()
-    for table in TABLES:
-        for path in paths:
-            directory, log, entry = path.partition(f"/{table.log}/")
-            if log and (not table.entry or (entry.endswith(table.entry) and "/" not in entry)):
-                found.setdefault(directory, table)
-    return found
 
 
 def table_in(fs: Any, directory: str) -> Table | None:
@@ -158,13 +152,10 @@ def _base(name: str) -> str:
 
 def _pattern(source: Source, names: Sequence[str]) -> str:
     """A pattern for the files of a source whose names end as most of these do."""
-    ((ending, _),) = Counter(map(_ending, names)).most_common(1)
+    each = (PurePosixPath(name).suffixes for name in names)
+    endings = Counter("".join(some[-2:] if some and some[-1].lower() in COMPRESSIONS else some[-1:]) for some in each)
+    ((ending, _),) = endings.most_common(1)
     return f"{_place_of(source)}/{'**/' if any('/' in name for name in names) else ''}*{ending}"
-
-
-def _ending(name: str) -> str:
-    suffixes = PurePosixPath(name).suffixes
-    return "".join(suffixes[-2:] if suffixes and suffixes[-1].lower() in COMPRESSIONS else suffixes[-1:])
 
 
 def _place_of(source: Source) -> str:

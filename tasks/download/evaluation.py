@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,13 +12,12 @@ from flat_tokens.columns import texts_as_arrow
 from flat_tokens.steps.decontaminate import Questions, index_of
 from flat_tokens.stores.store import Store
 from flat_tokens.text.rows import text_buffers
-from tasks.config import BuildConfig, DocumentPolicy, DocumentStep, EvaluationSet, Source, evaluation_sets
+from tasks.config import BuildConfig, DocumentPolicy, DocumentStep, EvaluationSet, evaluation_sets
 from tasks.download.cut import cut_files, local_slice
 from tasks.download.slices import slices_of
 from tasks.download.small import packs_of
 from tasks.download.sources import resolve_source
 from tasks.locations import is_within
-from tasks.models import FoundFile
 from tasks.output.leases import Workspace
 from tasks.text.documents import Tally, read_documents
 
@@ -72,28 +70,19 @@ def _read(one: EvaluationSet, workspace: Workspace) -> Questions:
         found = resolve_source(sources[0], 0).files
         if within := [file.uri for file in found if is_within(file.uri, [workspace.root.url])]:
             raise ValueError(f"{within[0]} is within the output {workspace.root.url}. Keep them apart")
-        texts, size = list[pa.LargeStringArray](), 0
-        for some in _texts(found, sources, workspace):
-            texts.append(some)
-            size += some.nbytes
-            if size > MOST_BYTES:
+        texts = list[pa.LargeStringArray]()
+        cuts = (cut for pack in packs_of(found) for cut in cut_files(pack, sources, SLICE_BYTES, workspace))
+        for slice_ in slices_of(cuts, SLICE_BYTES):
+            with local_slice(slice_, sources, workspace) as here:
+                texts += (documents.texts for documents in read_documents(here, sources[0], READING, Tally()))
+            if sum(some.nbytes for some in texts) > MOST_BYTES:
                 raise ValueError(f"it has more than {MOST_BYTES:,} bytes of text. Name the questions alone")
     except ValueError as error:
         known = str(error).removeprefix(f"{one.called}: ").replace("source.", "its setting ")
         raise ValueError(f"evaluation set {one.name!r}: {known}") from error
     joined = pa.concat_arrays([texts_as_arrow([]), *texts])
     if not len(joined):
-        raise ValueError(f"evaluation set {one.name!r}: has no questions at {_named(one)}. Leave it out, or name another file.")
+        place = f"{one.hub.path}, split {one.hub.split}" if one.hub else one.place
+        raise ValueError(f"evaluation set {one.name!r}: has no questions at {place}. Leave it out, or name another file.")
     data, offsets = text_buffers(joined)
     return Questions(data, offsets.astype(np.int64))
-
-
-def _texts(found: Sequence[FoundFile], sources: tuple[Source, ...], workspace: Workspace) -> Iterator[pa.LargeStringArray]:
-    cuts = (cut for pack in packs_of(found) for cut in cut_files(pack, sources, SLICE_BYTES, workspace))
-    for slice_ in slices_of(cuts, SLICE_BYTES):
-        with local_slice(slice_, sources, workspace) as here:
-            yield from (documents.texts for documents in read_documents(here, sources[0], READING, Tally()))
-
-
-def _named(one: EvaluationSet) -> str:
-    return f"{one.hub.path}, split {one.hub.split}" if one.hub else one.place

@@ -55,32 +55,27 @@ def fetch_file(found: FoundFile, sources: tuple[Source, ...], scratch: Path, roo
     """Fetch a file and take its digest. *room*: bytes that it may take in *scratch*. ValueError if it is damaged or of no
     known format; OSError if a server did not give it in several tries; NoRoomError.
     """
+    source, files, is_local = sources[found.source], scratch / "files", "://" not in found.uri
     with naming(sources, found.source):
-        return _fetched(found, sources[found.source], scratch / "files", room)
-
-
-def _fetched(found: FoundFile, source: Source, files: Path, room: int | None) -> SourceFile:
-    """Read or fetch a file, take its digest, and unpack it. Errors as of ``fetch_file``."""
-    is_local = "://" not in found.uri
-    limit, too_large = source.max_bytes, ValueError
-    if found.size is None and room is not None and room < (limit or MAX_BYTES):
-        limit, too_large = room, NoRoomError
-    path = Path(readable(real_path(found.uri))) if is_local else _bring(found, files, limit, too_large)
-    before = stamp(os.fspath(path))
-    if is_local:
-        found = found._replace(size=before[0], stamp=before)
-    sha256 = Store.at(path.parent).digest(path.name, "sha256").digest
-    here, ending = Path(real_path(path)), compression_of(_head(path), found.name)
-    if ending:
-        most = None if room is None else room - (0 if is_local else os.path.getsize(path))
-        here = _unpack(path, found.name, ending, files / sha256, source.max_expansion or limits.MAX_EXPANSION, most)
-    # A file that became a link meanwhile is another one, too.
-    if stamp(os.fspath(path)) != before or (is_local and real_path(path) != os.fspath(path)):
-        raise ValueError(changed_meanwhile(found.name))
-    now, real = stamp(os.fspath(here)) if ending else before, real_path(here)
-    kind, size = detect_format(_head(here), found.name, source.file_format), os.path.getsize(real)
-    file = SourceFile(found.source, found.name, size, sha256, kind, real, found.split, now, found)
-    return file._replace(line_ends="crlf") if may_be_crlf(source, file.format) and _has_crlf(here) else file
+        limit, too_large = source.max_bytes, ValueError
+        if found.size is None and room is not None and room < (limit or MAX_BYTES):
+            limit, too_large = room, NoRoomError
+        path = Path(readable(real_path(found.uri))) if is_local else _bring(found, files, limit, too_large)
+        before = stamp(os.fspath(path))
+        if is_local:
+            found = found._replace(size=before[0], stamp=before)
+        sha256 = Store.at(path.parent).digest(path.name, "sha256").digest
+        here, ending = Path(real_path(path)), compression_of(_head(path), found.name)
+        if ending:
+            most = None if room is None else room - (0 if is_local else os.path.getsize(path))
+            here = _unpack(path, found.name, ending, files / sha256, source.max_expansion or limits.MAX_EXPANSION, most)
+        # A file that became a link meanwhile is another one, too.
+        if stamp(os.fspath(path)) != before or (is_local and real_path(path) != os.fspath(path)):
+            raise ValueError(changed_meanwhile(found.name))
+        now, real = stamp(os.fspath(here)) if ending else before, real_path(here)
+        kind, size = detect_format(_head(here), found.name, source.file_format), os.path.getsize(real)
+        file = SourceFile(found.source, found.name, size, sha256, kind, real, found.split, now, found)
+        return file._replace(line_ends="crlf") if may_be_crlf(source, file.format) and _has_crlf(here) else file
 
 
 def may_be_crlf(source: Source, kind: FileFormat) -> bool:
@@ -290,7 +285,14 @@ def _blocks(found: FoundFile, start: int, state: dict[str, str]) -> Iterator[tup
     some of it.
     """
     if not found.uri.startswith(("http://", "https://")):
-        yield from _stored_blocks(found, start)
+        store = Store.at(found.uri)
+        for is_read in (False, True):  # an object is checked before its first request and after its last
+            store.fs.invalidate_cache()
+            if found.immutable and version_of(store.info("")) != found.immutable:
+                raise ValueError("it changed after the build had found it. Run the build again.")
+            for block in () if is_read else store.blocks("", start):
+                yield start, block
+                start += len(block)
         return
     etag = (found.immutable or "").partition("ETag:")[2]
     same = etag or state.get("Last-Modified", "")
@@ -314,19 +316,6 @@ def _blocks(found: FoundFile, start: int, state: dict[str, str]) -> Iterator[tup
         for block in bounded(found.uri, iter(read, b""), 1 << 62):
             yield start, block
             start += len(block)
-
-
-def _stored_blocks(found: FoundFile, start: int) -> Iterator[tuple[int, bytes]]:
-    """The bytes of an object from *start* on, by several requests; it is checked before the first and after the last."""
-    store = Store.at(found.uri)
-    for last in (False, True):
-        store.fs.invalidate_cache()
-        if found.immutable and version_of(store.info("")) != found.immutable:
-            raise ValueError("it changed after the build had found it. Run the build again.")
-        if not last:
-            for block in store.blocks("", start):
-                yield start, block
-                start += len(block)
 
 
 def _head(path: Path) -> bytes:

@@ -86,7 +86,13 @@ def resolve_hub(source: Source, index: int) -> PinnedSource:
             "one of them and name the files in source.path."
         )
     else:
-        files = [_converted_file(repo, commit, split, source, index, role) for split, role in roles.items()]
+        # Each split is one Parquet file that is yet to be written. Its URI has everything that its content depends on.
+        files = []
+        for split, role in roles.items():
+            settings = {"name": hub.name, "split": split, "text": source.text_column, "id": source.id_column}
+            query = urlencode({key: value for key, value in settings.items() if value is not None})
+            uri = f"datasets://{repo}@{commit}?{query}"
+            files.append(FoundFile(source=index, name=f"{split}.parquet", uri=uri, size=None, immutable=commit, split=role))
     files.sort(key=lambda file: file.name)
     for one, other in pairwise(files):
         if one.name == other.name:
@@ -136,30 +142,28 @@ def _datasets() -> Any:
 
 def _configuration(repo: str, commit: str, name: str | None) -> Any:
     """The builder of a configuration, its files found. Only its name and its settings are used."""
-    datasets = _datasets()
+    datasets, what = _datasets(), f"dataset {repo}"
+    place = f"hf://datasets/{repo}"  # the prefix keeps a local directory from being taken for the repository
 
     def find() -> Any:
         # A cache of its own: in the common one, an earlier version of the dataset would be taken for this one whenever the
-        # hub does not answer. The prefix keeps a local directory from being taken for the repository.
+        # hub does not answer.
         with tempfile.TemporaryDirectory(prefix="hub-") as cache:
             try:
-                return datasets.load_dataset_builder(f"hf://datasets/{repo}", name=name, revision=commit, cache_dir=cache)
+                return datasets.load_dataset_builder(place, name=name, revision=commit, cache_dir=cache)
             except ValueError:
-                _check_configuration(datasets, repo, commit, name)
+                names = datasets.get_dataset_config_names(place, revision=commit)
+                if name is not None and name not in names:
+                    raise UnsuitableError(
+                        f"{what} has no configuration {name!r}; it has {_listing(names)}. Set source.hub.name."
+                    ) from None
+                if name is None and datasets.get_dataset_default_config_name(place, revision=commit) is None:
+                    raise UnsuitableError(
+                        f"{what} has several configurations: {_listing(names)}. Set source.hub.name to one of them."
+                    ) from None
                 raise
 
-    return ask(f"dataset {repo}", find, commit)
-
-
-def _check_configuration(datasets: Any, repo: str, commit: str, name: str | None) -> None:
-    """Refuse the name of a configuration that does not exist, and no name if one is needed."""
-    names = datasets.get_dataset_config_names(f"hf://datasets/{repo}", revision=commit)
-    if name is not None and name not in names:
-        raise UnsuitableError(f"dataset {repo} has no configuration {name!r}; it has {_listing(names)}. Set source.hub.name.")
-    if name is None and datasets.get_dataset_default_config_name(f"hf://datasets/{repo}", revision=commit) is None:
-        raise UnsuitableError(
-            f"dataset {repo} has several configurations: {_listing(names)}. Set source.hub.name to one of them."
-        )
+    return ask(what, find, commit)
 
 
 def _listing(names: Iterable[str]) -> str:
@@ -206,14 +210,6 @@ def _check_of_commit(repo: str, commit: str, uris: Iterable[str]) -> None:
             raise UnsuitableError(
                 f"dataset {repo} takes {uri} from another revision, which may move. Set source.hub.revision to that revision."
             )
-
-
-def _converted_file(repo: str, commit: str, split: str, source: Source, index: int, role: SplitName | None) -> FoundFile:
-    """A split as one Parquet file that is yet to be written. Its URI has everything that its content depends on."""
-    settings = {"name": source.hub and source.hub.name, "split": split, "text": source.text_column, "id": source.id_column}
-    query = urlencode({key: value for key, value in settings.items() if value is not None})
-    uri = f"datasets://{repo}@{commit}?{query}"
-    return FoundFile(source=index, name=f"{split}.parquet", uri=uri, size=None, immutable=commit, split=role)
 
 
 def _converted(uri: str, directory: Path) -> Path:
@@ -321,9 +317,19 @@ def ask(
     Other errors become one sentence with the next step, which is *then* if that is given: *worn_out* if the hub did not answer
     in ATTEMPTS tries, ValueError if it never will. Errors of the local disk are raised as they are.
     """
+    from huggingface_hub.errors import OfflineModeIsEnabled
 
     def passes(error: Exception) -> bool:
-        return not isinstance(error, UnsuitableError) and (_may_pass(error) or isinstance(error, passing))
+        """Whether the same request may succeed later."""
+        if isinstance(error, (UnsuitableError, *passing)):
+            return not isinstance(error, UnsuitableError)
+        telling = _telling(error)
+        if (status := own_status(telling)) is not None:
+            return status in (408, 429) or status >= 500
+        if isinstance(telling, OfflineModeIsEnabled):
+            return False
+        cut_short = type(telling) is OSError and telling.errno is None  # a download of the wrong length
+        return cut_short or isinstance(telling, _network_faults())
 
     check_requests()
     tell = teller(logger, what, lambda error: _brief(_telling(error)))
@@ -376,19 +382,6 @@ def _telling(error: BaseException) -> BaseException:
     """The first error of a chain that is of the network; the outermost one if none is."""
     network = _network_faults()
     return next((link for link in causes(error, hidden=True) if own_status(link) or isinstance(link, network)), error)
-
-
-def _may_pass(error: BaseException) -> bool:
-    """Whether the same request may succeed later."""
-    from huggingface_hub.errors import OfflineModeIsEnabled
-
-    telling = _telling(error)
-    if (status := own_status(telling)) is not None:
-        return status in (408, 429) or status >= 500
-    if isinstance(telling, OfflineModeIsEnabled):
-        return False
-    cut_short = type(telling) is OSError and telling.errno is None  # a download of the wrong length
-    return cut_short or isinstance(telling, _network_faults())
 
 
 def _asked_wait(error: BaseException) -> float:

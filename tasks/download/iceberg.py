@@ -44,9 +44,18 @@ class StoreIO:
 
 def version_of_table(source: Source, what: str) -> TableVersion:
     """The files of an Iceberg table in the snapshot that a source names."""
-    place = _metadata_of(source, what)
+    place, name = _metadata_of(source, what), "latest" if source.version is None else str(source.version)
     table = _opened(place)
-    snapshot = _snapshot(table, source.version, what)
+    if name == "latest":
+        snapshot = table.current_snapshot()
+    else:
+        snapshot = table.snapshot_by_name(name) or (table.snapshot_by_id(int(name)) if name.isdecimal() else None)
+    if snapshot is None:
+        there = [one.snapshot_id for one in table.snapshots()[-5:]]
+        raise TableError(
+            f"{what} has no snapshot, branch or tag {name!r}, or it expired. There are {there} and {sorted(table.refs())}. Set "
+            "source.version to one of them."
+        )
     version, columns = str(snapshot.snapshot_id), tuple(columns_of(source))
     what = f"{what}, version {version}"
     schema, tasks, since = reading(what, lambda: _planned(place, version, columns))
@@ -125,22 +134,6 @@ def _opened(place: str) -> Any:
     metadata = library("pyiceberg.serializers").FromInputFile.table_metadata(files.new_input(place))
     catalog = library("pyiceberg.catalog.noop").NoopCatalog("none")
     return library("pyiceberg.table").StaticTable(("table",), metadata, place, files, catalog)
-
-
-def _snapshot(table: Any, version: str | int | None, what: str) -> Any:
-    """The snapshot of an id, a branch or a tag; the current one without any. TableError if there is none."""
-    name = "latest" if version is None else str(version)
-    if name == "latest":
-        found = table.current_snapshot()
-    else:
-        found = table.snapshot_by_name(name) or (table.snapshot_by_id(int(name)) if name.isdecimal() else None)
-    if found is None:
-        there = [one.snapshot_id for one in table.snapshots()[-5:]]
-        raise TableError(
-            f"{what} has no snapshot, branch or tag {name!r}, or it expired. There are {there} and {sorted(table.refs())}. Set "
-            "source.version to one of them."
-        )
-    return found
 
 
 def _schema_of(table: Any, snapshot: Any) -> Any:

@@ -38,8 +38,10 @@ def slices_of(cuts: Iterable[CutFile], slice_bytes: int) -> Iterator[Slice]:
             continue
         run.append(parts[0])
         size += own
-        # Of equal files only the first one ends a run, or there might be as many slices as files.
-        if file.sha256 not in ended and _draw(file.sha256) * slice_bytes < MEAN_PART * own:
+        # A number from 0 to 1, by the digest. Of equal files only the first one ends a run, or there might be as many slices as
+        # files.
+        drawn = int(file.sha256[:13].ljust(13, "0"), 16) / (1 << 52)
+        if file.sha256 not in ended and drawn * slice_bytes < MEAN_PART * own:
             ended.add(file.sha256)
             yield Slice(tuple(run))
             run, size = [], 0
@@ -50,8 +52,3 @@ def slices_of(cuts: Iterable[CutFile], slice_bytes: int) -> Iterator[Slice]:
 def _run_of(part: FileRange) -> tuple[object, ...]:
     """The source, format and split that the files of a run share."""
     return part.file.source, part.file.format, part.file.split
-
-
-def _draw(digest: str) -> float:
-    """A number from 0 to 1 that a digest decides."""
-    return int(digest[:13].ljust(13, "0"), 16) / (1 << 52)

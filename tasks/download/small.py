@@ -172,13 +172,19 @@ def _from_store(pack: Sequence[FoundFile], files: Path, digests: Sequence[str]) 
         check_remote(found)
     kept = [_kept(files, digest) for digest in digests] or [None] * len(pack)
     left = [found for found, raw in zip(pack, kept, strict=True) if raw is None]
-    uri = pack[0].uri
-    if uri.startswith(("http://", "https://", BUCKETS)):
-        fetched = _one_by_one(_from_server, left)
-    elif uri.startswith(("hf://", "datasets://")):
-        fetched = _one_by_one(partial(_from_hub, files=files), left)
-    else:
-        fetched = _at_once(left)
+    by_server = pack[0].uri.startswith(("http://", "https://", BUCKETS))
+
+    def fetch(found: FoundFile) -> Raw:
+        if by_server:
+            content = io.BytesIO()
+            fetch_into(found, content)
+            return Raw(content.getvalue())
+        path = real_path(fetch_hub(found, files))
+        data, stamp = _whole(path, os.stat(path).st_size)
+        return Raw(data, path, stamp)
+
+    alone = by_server or pack[0].uri.startswith(("hf://", "datasets://"))
+    fetched = _one_by_one(fetch, left) if alone else _at_once(left)
     for raw in kept:
         yield raw or next(fetched)
 
@@ -193,21 +199,9 @@ def _kept(files: Path, digest: str) -> Raw | None:
     return None
 
 
-def _one_by_one(fetch: Callable[[FoundFile], Raw | None], left: Sequence[FoundFile]) -> Iterator[Raw | None]:
+def _one_by_one(fetch: Callable[[FoundFile], Raw], left: Sequence[FoundFile]) -> Iterator[Raw]:
     with ThreadPoolExecutor(FETCHERS, "fetch") as fetchers:
         yield from fetchers.map(fetch, left)
-
-
-def _from_hub(found: FoundFile, files: Path) -> Raw | None:
-    path = real_path(fetch_hub(found, files))
-    data, stamp = _whole(path, os.stat(path).st_size)
-    return Raw(data, path, stamp)
-
-
-def _from_server(found: FoundFile) -> Raw:
-    content = io.BytesIO()
-    fetch_into(found, content)
-    return Raw(content.getvalue())
 
 
 def _at_once(left: Sequence[FoundFile]) -> Iterator[Raw | None]:
@@ -226,20 +220,15 @@ def _at_once(left: Sequence[FoundFile]) -> Iterator[Raw | None]:
         data, found = answers.get(k, b""), left[k]
         if not isinstance(data, bytes) or len(data) != found.size:
             return None
+        md5 = hashlib.md5(data, usedforsecurity=False)  # names the version of an object that was written at once
         try:
-            return Raw(data) if _is_of(data, found.immutable) or version_of(store.info(keys[k])) == found.immutable else None
+            is_it = found.immutable is None or found.immutable.partition(":")[2].strip('"') == md5.hexdigest()
+            return Raw(data) if is_it or version_of(store.info(keys[k])) == found.immutable else None
         except FileNotFoundError:
             return None
 
     with ThreadPoolExecutor(FETCHERS, "fetch") as pool:
         yield from pool.map(raw, range(len(left)))
-
-
-def _is_of(data: bytes, immutable: str | None) -> bool:
-    """Whether bytes are of the version that a store named: its name is their MD5, as an object's that was written at once."""
-    if immutable is None:
-        return True
-    return immutable.partition(":")[2].strip('"') == hashlib.md5(data, usedforsecurity=False).hexdigest()
 
 
 def _unpacked(data: bytes, ending: str, name: str, max_expansion: int) -> bytes | None:

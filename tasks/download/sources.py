@@ -142,7 +142,12 @@ def _local(source: Source, index: int, path: str, table_in: TableIn) -> Iterator
         base, hidden_too = "", True
     elif MAGIC & set(path):
         base, pattern = pattern_base(path)
-        _check_listed(Path(base), Path(pattern).parts[:-1], source)
+        parts = Path(pattern).parts
+        for depth in range(len(parts)):
+            for above in Path(base).glob("/".join(parts[:depth])) if depth else (Path(base),):
+                # The files of a directory that cannot be listed would be lost silently.
+                if kind_of(above) == "directory" and not os.access(readable(os.fspath(above)), os.R_OK | os.X_OK):
+                    _not_listed(PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(above)), source)
         paths, begin = _matching(Path(base), pattern), len(os.fspath(Path(base, "x"))) - 1
         hidden_too = HIDDEN.search(pattern) is not None
     else:
@@ -235,14 +240,6 @@ def _instead(location: str) -> str:
         there = f". {here} has {_some(names) or 'nothing that is not hidden'}. Name what is there, or put it there."
         return f"{place}{brackets or there}"
     return place
-
-
-def _check_listed(base: Path, parts: tuple[str, ...], source: Source) -> None:
-    """Refuse a directory on a pattern's way that cannot be listed: its files would be lost silently."""
-    for depth in range(len(parts) + 1):
-        for directory in base.glob("/".join(parts[:depth])) if depth else (base,):
-            if kind_of(directory) == "directory" and not os.access(readable(os.fspath(directory)), os.R_OK | os.X_OK):
-                _not_listed(PermissionError(errno.EACCES, os.strerror(errno.EACCES), os.fspath(directory)), source)
 
 
 def _not_listed(error: OSError, source: Source) -> NoReturn:

@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
@@ -87,17 +88,11 @@ class FileTable:
         self._numbers = {name: _numbers_of(rows.column(name)).tolist() for name in NUMBERS}
         self._digests = memoryview(rows.column("sha256").buffers()[1]).hex()
         cuts = rows.column("cuts")
-        self._cuts, self._ends = _ranges(_numbers_of(cuts.values)), (_numbers_of(cuts.offsets) // CUT_NUMBERS).tolist()
+        each = _numbers_of(cuts.values).reshape(-1, CUT_NUMBERS).tolist()
+        self._cuts = [Range(start, stop, None if first < 0 else (first, last), size) for start, stop, first, last, size in each]
+        self._ends = (_numbers_of(cuts.offsets) // CUT_NUMBERS).tolist()
         self._by_name = {name: row for row, name in enumerate(self._texts["name"])}
         self._by_content = {content: row for row, content in enumerate(self._texts["content"]) if content}
-
-    @classmethod
-    def read(cls, root: Store, source: Source, slice_bytes: int) -> FileTable | None:
-        """The table of a source at an output. None if there is none that can be trusted, or for slices of another size."""
-        rows = _read(root, table_key(source))
-        if rows is None or rows.schema.metadata.get(SLICE_BYTES) != b"%d" % slice_bytes:
-            return None
-        return cls(rows)
 
     def look_up(self, found: FoundFile) -> CutFile | None:
         """The file as it is known. None if it is not known, or may have changed."""
@@ -150,19 +145,15 @@ def _numbers_of(column: pa.Int64Array) -> Int64s:
     return np.frombuffer(column.buffers()[1] or b"", np.int64)[column.offset : column.offset + len(column)]
 
 
-def _ranges(numbers: Int64s) -> list[Range]:
-    each = numbers.reshape(-1, CUT_NUMBERS).tolist()
-    return [Range(start, stop, None if first < 0 else (first, last), size) for start, stop, first, last, size in each]
-
-
 def known_files(
     found: Sequence[FoundFile], sources: tuple[Source, ...], slice_bytes: int, roots: Sequence[Store]
 ) -> list[CutFile | None]:
     """The files that the outputs know, in the files' order. None for a file that has to be read."""
-    tables = {
-        index: [table for root in roots if (table := FileTable.read(root, sources[index], slice_bytes))]
-        for index in {file.source for file in found}
-    }
+    tables = dict[int, list[FileTable]]()
+    for index in {file.source for file in found}:
+        read = filter(None, (_read(root, table_key(sources[index])) for root in roots))
+        # The ranges of slices of another size are others.
+        tables[index] = [FileTable(rows) for rows in read if rows.schema.metadata.get(SLICE_BYTES) == b"%d" % slice_bytes]
     return [next(filter(None, (table.look_up(file) for table in tables[file.source])), None) for file in found]
 
 
@@ -175,7 +166,11 @@ def remember_files(root: Store, sources: tuple[Source, ...], slice_bytes: int, c
         if cut.file.found is not None and may_be_known(cut.file.found, begun_ns):
             of_source.setdefault(cut.file.source, []).append(cut)
     made = {table_key(sources[index]): _as_bytes(mine, slice_bytes) for index, mine in of_source.items()}
-    _put(root, {key: data for key, data in made.items() if not _has(root, key, data)})
+    for key, data in list(made.items()):
+        with suppress(*NO_OBJECT, ValueError):
+            if read_record(root, key) == data:
+                del made[key]
+    _put(root, made)
 
 
 def may_be_known(found: FoundFile, begun_ns: int) -> bool:
@@ -210,13 +205,6 @@ def _put(root: Store, tables: dict[str, bytes]) -> None:
         unsynced = replace(root, durable=False)  # a table that a lost power leaves in halves is not the one that its digest names
         for key, data in tables.items():
             unsynced.put(key, data)
-
-
-def _has(root: Store, key: str, data: bytes) -> bool:
-    try:
-        return read_record(root, key) == data
-    except (*NO_OBJECT, ValueError):
-        return False
 
 
 def _as_bytes(cuts: Sequence[CutFile], slice_bytes: int) -> bytes:
@@ -272,14 +260,13 @@ def _read(root: Store, key: str) -> pa.RecordBatch | None:
             return None
         table.validate(full=True)
         (rows,) = table.combine_chunks().to_batches()
-        return rows if rows.schema in (SCHEMA, PARTITIONED) and _is_sound(rows) else None
+        if rows.schema not in (SCHEMA, PARTITIONED):
+            return None
+        # Everything has a value, cuts have all their numbers, and formats are known.
+        cuts = rows.column("cuts")
+        is_known = set(_texts_of(rows.column("format"))) <= FORMATS.keys()
+        is_known &= set(_texts_of(rows.column("line_ends"))) <= {"", "crlf"}
+        has_nulls = any(column.null_count for column in (*rows.columns, cuts.values))
+        return rows if is_known and not has_nulls and not (np.diff(_numbers_of(cuts.offsets)) % CUT_NUMBERS).any() else None
     except (*NO_OBJECT, ValueError, pa.ArrowException):
         return None
-
-
-def _is_sound(rows: pa.RecordBatch) -> bool:
-    """Whether everything has a value, cuts have all their numbers, and formats are known."""
-    lengths = np.diff(_numbers_of(rows.column("cuts").offsets))
-    known = set(_texts_of(rows.column("format"))) <= FORMATS.keys() and set(_texts_of(rows.column("line_ends"))) <= {"", "crlf"}
-    has_nulls = any(column.null_count for column in rows.columns) or rows.column("cuts").values.null_count
-    return not has_nulls and bool((lengths % CUT_NUMBERS == 0).all()) and known

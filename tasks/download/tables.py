@@ -33,17 +33,31 @@ def resolve_table(source: Source, index: int) -> PinnedSource:
     """The data files of a table's version, the oldest first. ValueError, naming table and version, if it cannot be read."""
     kind = kind_of_table(source)
     what = f"{source.called}: {kind.title()} table {source.table}" + (f" of catalog {source.catalog}" if source.catalog else "")
-    found = reading(what, partial(KINDS[kind].version_of_table, source, what))
-    what = f"{what}, version {found.version}"
-    check_columns(as_text_file(source, what), found.schema)
+    table: TableVersion = reading(what, partial(KINDS[kind].version_of_table, source, what))
+    what = f"{what}, version {table.version}"
+    check_columns(as_text_file(source, what), table.schema)
     # What is appended changes the last slice of small files, whatever the writer called its files.
-    found = found._replace(files=sorted(found.files, key=lambda file: (file.since, file.uri)))
-    files = tuple(_found_files(found, source, index, kind, what))
-    if not files:
+    listed = sorted(table.files, key=lambda file: (file.since, file.uri))
+    if not listed:
         raise ValueError(f"{what} has no files. Write rows to it, or choose another version: source.version")
-    here = local_path(found.directory)
-    place = found.directory if here is None else f"local files ({PurePosixPath(here).name or 'directory'})"
-    return PinnedSource(origin=f"{place} ({kind.title()} table)", revision=found.version, files=files)
+    here, below, columns = local_path(table.directory), table.directory.rstrip("/") + "/", columns_of(source)
+    files = list[FoundFile]()
+    for data, found in zip(listed, _in_store(listed) if here is None else _on_disk(listed), strict=True):
+        if found is None:
+            raise ValueError(
+                f"{what} needs the file {data.uri}, which is gone: the table was vacuumed, or its snapshot expired. Set "
+                "source.version to a newer version, or restore the file."
+            )
+        path = data.uri.removeprefix(below) if data.uri.startswith(below) else posixpath.basename(data.uri)
+        found = found._replace(source=index, name=name_of(path, data.partition))
+        if data.changed:
+            facts = {"kind": kind, "place": table.place, "version": table.version, "file": data.uri, "columns": columns}
+            uri = f"{TABLE}{kind}?{quote(json.dumps(facts, sort_keys=True))}"
+            changed = digest_of(data.changed, found.uri, found.immutable, found.stamp, columns)
+            found = found._replace(uri=uri, immutable=changed, stamp=())
+        files.append(found)
+    place = table.directory if here is None else f"local files ({PurePosixPath(here).name or 'directory'})"
+    return PinnedSource(origin=f"{place} ({kind.title()} table)", revision=table.version, files=tuple(files))
 
 
 def kind_of_table(source: Source) -> str:
@@ -55,28 +69,6 @@ def kind_of_table(source: Source) -> str:
         return "iceberg"
     has_log = partial(Store.at(source.table).exists, "_delta_log")
     return "delta" if reading(f"{source.called}: table {source.table}", has_log) else "iceberg"
-
-
-def _found_files(table: TableVersion, source: Source, index: int, kind: str, what: str) -> Iterator[FoundFile]:
-    """The data files of a table where they are. ValueError if one is gone."""
-    look = _on_disk(table.files) if local_path(table.directory) is not None else _in_store(table.files)
-    columns = columns_of(source)
-    below = table.directory.rstrip("/") + "/"
-    for data, found in zip(table.files, look, strict=True):
-        if found is None:
-            raise ValueError(
-                f"{what} needs the file {data.uri}, which is gone: the table was vacuumed, or its snapshot expired. Set "
-                "source.version to a newer version, or restore the file."
-            )
-        path = data.uri.removeprefix(below) if data.uri.startswith(below) else posixpath.basename(data.uri)
-        name = name_of(path, data.partition)
-        found = found._replace(source=index, name=name)
-        if data.changed:
-            facts = {"kind": kind, "place": table.place, "version": table.version, "file": data.uri, "columns": columns}
-            uri = f"{TABLE}{kind}?{quote(json.dumps(facts, sort_keys=True))}"
-            changed = digest_of(data.changed, found.uri, found.immutable, found.stamp, columns)
-            found = found._replace(uri=uri, immutable=changed, stamp=())
-        yield found
 
 
 def name_of(path: str, partition: Mapping[str, str | None]) -> str:
@@ -107,8 +99,6 @@ def _on_disk(files: Sequence[DataFile]) -> Iterator[FoundFile | None]:
 
 def _in_store(files: Sequence[DataFile]) -> Iterator[FoundFile | None]:
     """Data files of a store, with its names for their contents, by one listing of the directory that has them all."""
-    if not files:
-        return
     store = Store.at(readable(files[0].uri))
     paths = [store.fs._strip_protocol(readable(file.uri)) for file in files]
     store.fs.invalidate_cache()
