@@ -28,7 +28,8 @@ def faults_of(error: ValidationError, model: type[Model], one_source: bool = Fal
             sentences.append(f"unknown key {where!r}. {_nearest(str(fault['loc'][-1]), model, fault['loc'][:-1])}")
             continue
         if fault["type"] == "missing":
-            sentences.append(f"{_single(where)} is missing. {_explained(model, fault['loc'])}")
+            named = "source" if where == "sources" else where
+            sentences.append(f"{named} is missing. {_explained(model, fault['loc'])}")
             continue
         if fault["type"] == "invalid_key":
             within = f" of {where.rpartition('.')[0]}" if "." in where else ""
@@ -44,10 +45,6 @@ def faults_of(error: ValidationError, model: type[Model], one_source: bool = Fal
             message += f". Did you mean {near!r}?" if near else ""
         sentences.append(f"{where}: {message}" if where else message)
     return sentences
-
-
-def _single(where: str) -> str:
-    return "source" if where == "sources" else where
 
 
 def _explained(model: type[Model], path: tuple[int | str, ...]) -> str:

@@ -398,9 +398,12 @@ def _unwritten_since(root: Store, names: Iterable[str], limit: datetime, kind: K
 
 
 def _written_before(root: Store, keys: Iterable[str], limit: datetime, kind: Kind, why: str) -> Iterator[Garbage]:
-    """The *keys* that were last written before *limit*."""
+    """The *keys* that were last written before *limit*. One without a known time, or that has just gone, was not."""
     for key in keys:
-        if _is_before(root, key, limit):
+        at = None
+        with suppress(FileNotFoundError):
+            at = changed_at(root.info(key))
+        if at is not None and at < limit:
             yield Garbage(kind=kind, name=key, byte_count=_size(root, key)[0], why=why)
 
 
@@ -443,15 +446,6 @@ def _stale_records(root: Store, going: set[str], limit: datetime) -> Iterator[Ga
             version = name.removesuffix(SIGNATURE).removesuffix(".json").rpartition("-")[2]
             if version not in kept and f"{directory}/{name}" != paths.REFRESHES:
                 yield from _written_before(root, [f"{directory}/{name}"], before, "record", f"version {version} is gone")
-
-
-def _is_before(root: Store, key: str, limit: datetime) -> bool:
-    """Whether an object was last written before *limit*. One without a known time, or that has just gone, was not."""
-    try:
-        at = changed_at(root.info(key))
-    except FileNotFoundError:
-        return False
-    return at is not None and at < limit
 
 
 def _size(root: Store, key: str) -> tuple[int, datetime | None]:

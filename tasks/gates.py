@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
@@ -232,31 +233,23 @@ def judge(gates: Sequence[Gate], now: Facts, before: Facts | None) -> list[Findi
     """The conditions that do not hold, of a version with the facts *now*; *before*: of the version that ``latest`` names, None
     if it names nothing. Facts that the version before does not tell are not compared.
     """
-    return [found for gate in gates for found in _findings(gate, now, before)]
-
-
-def _findings(gate: Gate, now: Facts, before: Facts | None) -> Iterator[Finding]:
-    """The places at which a gate's condition does not hold."""
-    if before is None and gate.is_of_a_change:
-        return
-    for (of, place), value in now.items():
-        if of != gate.of or not gate.is_at(place):
+    found = []
+    for gate, ((of, place), value), side in itertools.product(gates, now.items(), ("at_least", "at_most")):
+        if of != gate.of or not gate.is_at(place) or (before is None and gate.is_of_a_change):
             continue
-        former = (before or {}).get((of, place))
-        for side in ("at_least", "at_most"):
-            given: Any = getattr(gate, side)
-            is_change = isinstance(given, str)
-            if given is None or (is_change and former is None):
-                continue
-            bound = given
-            if is_change and former is not None:  # -50 % of what was there, exactly
-                bound = Fraction(former) * (1 + Fraction(given.removesuffix("%").strip()) / 100)
-            if value is not None and (value >= bound if side == "at_least" else value <= bound):
-                continue
-            wanted = given if is_change else value_for_people(of, given)
-            limit = f"{side.replace('_', ' ')} {wanted}"
-            compared = former if is_change else None
-            yield Finding(of=gate.of, place=str(place), value=value, before=compared, limit=limit, action=gate.action)
+        given, former = getattr(gate, side), (before or {}).get((of, place))
+        is_change = isinstance(given, str)
+        if given is None or (is_change and former is None):
+            continue
+        bound = given
+        if is_change and former is not None:  # -50 % of what was there, exactly
+            bound = Fraction(former) * (1 + Fraction(given.removesuffix("%").strip()) / 100)
+        if value is not None and (value >= bound if side == "at_least" else value <= bound):
+            continue
+        limit = f"{side.replace('_', ' ')} {given if is_change else value_for_people(of, given)}"
+        compared = former if is_change else None
+        found.append(Finding(of=of, place=str(place), value=value, before=compared, limit=limit, action=gate.action))
+    return found
 
 
 def strictest_action(findings: Iterable[Finding]) -> Action | None:

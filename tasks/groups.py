@@ -131,11 +131,6 @@ def check_seen(root: Store) -> None:
         )
 
 
-def put_report(root: Store, digest: str, run: str, report: Report) -> None:
-    facts = report.model_dump(mode="json")
-    (root / GROUPS / digest).put(f"{run}.json", json.dumps({"sha256": digest_of(facts), **facts}).encode())
-
-
 def read_report(root: Store, digest: str, run: str) -> Report | None:
     """The last report of a run on a group; None if there is none yet, or none that can be trusted."""
     try:
@@ -178,7 +173,8 @@ def reporting(root: Store, group: Group, run: str) -> Iterator[list[JsonValue]]:
             fault=fault,
             results=tuple(results) if is_done else None,
         )
-        put_report(root, digest, run, progress)
+        facts = progress.model_dump(mode="json")
+        (root / GROUPS / digest).put(f"{run}.json", json.dumps({"sha256": digest_of(facts), **facts}).encode())
 
     def report_again() -> None:
         # A report that does not get through is missed by nobody if the next one does.

@@ -11,12 +11,20 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Any, Final, Literal, NamedTuple, Self
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    PlainSerializer,
+    PlainValidator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError, core_schema
 
 from flat_tokens.annotations import IntPair, JsonObject, UInt64s
@@ -43,6 +51,11 @@ TokenArrayName = Annotated[str, Field(pattern=f"^({'|'.join(TOKEN_ARRAYS)})$")]
 FactWidth = Annotated[int, Field(ge=1, le=256)]
 Stamp = tuple[int, ...]
 """Facts that change when a file is written to: size, modification, change (which cannot be set back), inode. Empty: not known."""
+
+
+T = TypeVar("T")
+HereOnly = Annotated[T | None, PlainValidator(lambda _: None), PlainSerializer(lambda _: None, when_used="json")]
+"""Known to this process alone: in JSON, and in any other process, it is nothing."""
 
 
 class Matching(NamedTuple):
@@ -362,11 +375,6 @@ class TokenShard(Model):
     @property
     def byte_count(self) -> int:
         return sum(stored.size for stored in self.objects)
-
-
-def file_rows_as_text(rows: Sequence[int]) -> str:
-    """The rows of each range of a slice, as a receipt has them: empty for a single one."""
-    return base64.b64encode(np.array(rows, "<u4").tobytes()).decode() if len(rows) > 1 else ""
 
 
 class PinnedSource(NamedTuple):

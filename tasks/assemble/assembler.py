@@ -30,7 +30,7 @@ from tasks.output.paths import UNFINISHED
 from tasks.output.target import Target
 from tasks.parts.documents import runs_of_parts
 from tasks.parts.part import Part, ShardPart
-from tasks.parts.stored import Tail, followed_by, last_of
+from tasks.parts.stored import Tail, last_of
 from tasks.rows import REASON, JoinedKinds, drawn_by
 from tasks.shards.stream import TASK, BrokenStreamError, StreamedTokens
 
@@ -281,22 +281,19 @@ class _SplitSink:
         self._writer, self._spec, self._first, self._count = writer, spec, writer.end_of_tokens, 0
         self._last: Tail = {name: TOKEN_ARRAYS[name].all_absent(0) for name in token_arrays}  # at most a chunk
         self._digests = {name: blake3() for name in token_arrays}
-        self._spans: dict[int, SpanInProgress] = {}
+        self.spans: dict[int, SpanInProgress] = {}
 
     def append(self, arrays: TokenArrays, highest: int) -> None:
         for name, digest in self._digests.items():
             digest.update(arrays[name].view(np.uint8).data)
         self._count += len(arrays[TOKENS])
         if self._spec.is_compressed:
-            self._last = followed_by(self._last, arrays, self._spec.chunk_length)
+            count, together = self._spec.chunk_length, arrays
+            if len(arrays[TOKENS]) < count:
+                together = {name: np.concatenate([items, arrays[name]]) for name, items in self._last.items()}
+            self._last = last_of(together, count)
         for span in self._writer.stream(arrays, highest):
-            self._spans[id(span)] = span
-
-    def begin_to_settle(self) -> list[tuple[Future[None], SpanInProgress]]:
-        marks = [(Future[None](), span) for span in self._spans.values()]
-        for mark, span in marks:
-            span.items.put(mark)  # after the END of a span that is whole, it is never reached
-        return marks
+            self.spans[id(span)] = span
 
     @property
     def _tail_length(self) -> int:
@@ -358,7 +355,9 @@ class VersionStream:
 
     def end(self) -> StreamedTokens:
         """Wait until all tokens but the tails would survive the end of this process. Return where they are."""
-        marks = [mark for sink in self._sinks.values() for mark in sink.begin_to_settle()]
+        marks = [(Future[None](), span) for sink in self._sinks.values() for span in sink.spans.values()]
+        for mark, span in marks:
+            span.items.put(mark)  # after the END of a span that is whole, it is never reached
         self.is_passed_on = True
         self._pass_on()
         for mark, span in marks:

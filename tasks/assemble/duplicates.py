@@ -98,15 +98,12 @@ class FirstTexts:
         copies = np.flatnonzero(_scattered(is_copy, order))
         found = Originals(copies, mine.key[_scattered(group, order)[copies]])
         new = ~is_known
-        self._keep(_SortedDigests(mine.high[new], mine.low[new], mine.key[new]))
-        return found
-
-    def _keep(self, run: _SortedDigests) -> None:
-        """Keep a run. Those of about the same length are merged: there are few, and a text is moved a few times."""
-        self._runs.append(run)
+        self._runs.append(_SortedDigests(mine.high[new], mine.low[new], mine.key[new]))
+        # Runs of about the same length are merged: there are few, and a text is moved a few times.
         while len(self._runs) > 1 and len(self._runs[-2].high) <= 2 * len(self._runs[-1].high):
             last = self._runs.pop()
             self._runs.append(self._runs.pop().merged(last))
+        return found
 
 
 def _scattered(values: npt.NDArray[np.generic], order: Int64s) -> npt.NDArray[np.generic]:
@@ -375,19 +372,15 @@ def mark_near_duplicates(part: ShardPart, signed: SignedDocuments) -> ShardPart:
     dropped = signed.policy.action == "drop"
     wanted = mine[is_later if dropped else signed.sizes[signed.clusters[mine]] > 1]
     if len(wanted):
-        part = _near_of(part, number, wanted, first, signed)
+        of, alike = signed.clusters[wanted], np.zeros(len(wanted), np.uint64)
+        for start in range(0, len(wanted), AT_A_TIME):
+            some = slice(start, start + AT_A_TIME)
+            alike[some] = np.round(1e6 * similarity(signed.signatures[wanted[some]], signed.signatures[of[some]])[0])
+        # (version, document) -> (part, document)
+        facts = {"document": (wanted - first).astype(np.uint64), OF: signed.keys[of], SIMILARITY: alike}
+        documents, later = open_part(part, signed.target, TEXT_BYTES), wanted[wanted != of] - first
+        reason: Literal["near_duplicate"] | None = NEAR_DUPLICATE_REASON if dropped else None
+        part = with_repeats(part, documents, signed.target, number, reason, facts, later, together=signed.together)
     meter.add("near-duplicates", part.shard.text_bytes, part.shard.seq_count)
     signed.seconds += time.monotonic() - begun
     return part
-
-
-def _near_of(part: ShardPart, number: int, wanted: Int64s, first: int, signed: SignedDocuments) -> ShardPart:
-    """The part with its near-duplicates: documents *wanted*, int64[m], of which *first* is the part's first."""
-    of, alike = signed.clusters[wanted], np.zeros(len(wanted), np.uint64)
-    for start in range(0, len(wanted), AT_A_TIME):
-        some = slice(start, start + AT_A_TIME)
-        alike[some] = np.round(1e6 * similarity(signed.signatures[wanted[some]], signed.signatures[of[some]])[0])
-    facts = {"document": (wanted - first).astype(np.uint64), OF: signed.keys[of], SIMILARITY: alike}
-    reason: Literal["near_duplicate"] | None = NEAR_DUPLICATE_REASON if signed.policy.action == "drop" else None
-    documents, later = open_part(part, signed.target, TEXT_BYTES), wanted[wanted != of] - first
-    return with_repeats(part, documents, signed.target, number, reason, facts, later, together=signed.together)

@@ -16,16 +16,16 @@ from typing import Annotated, Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
-from pydantic import Field, PlainSerializer, PlainValidator
+from pydantic import Field
 
-from flat_tokens.annotations import Bools, Int64s, IntPair, UInt64s
+from flat_tokens.annotations import Bools, Int64s, IntPair
 from flat_tokens.arrays.layouts import Layout
 from flat_tokens.batch import TOKENS, TokenArrays
 from flat_tokens.columns import GROUP_ROWS, ColumnsWriter, batch_of, name_of
 from flat_tokens.manifest import SPLITS
 from flat_tokens.stores.store import StoredObject
 from flat_tokens.writer import ArrayWriter
-from tasks.models import ALL_SPLITS, LEFT_OUT, Model, Split
+from tasks.models import ALL_SPLITS, LEFT_OUT, HereOnly, Model, Split
 from tasks.output.paths import DOCUMENTS, TEXTS, beside_key, unfinished_key
 from tasks.output.target import Target
 from tasks.parts.documents import Documents
@@ -223,11 +223,7 @@ def names_below_output(written: WrittenSpan, target: Target, *_: Any) -> list[st
     return [*(target.key(stored.key) for stored in written.objects), *(f"{beside}/{stored.key}" for stored in written.beside)]
 
 
-HereOnly = Annotated[SpansAhead | None, PlainValidator(lambda _: None), PlainSerializer(lambda _: None, when_used="json")]
-"""Known to this process alone: in JSON, and in any other process, it is nothing."""
-
-
-def write_span(span: Span, target: Target, ahead: HereOnly = None) -> WrittenSpan:
+def write_span(span: Span, target: Target, ahead: HereOnly[SpansAhead] = None) -> WrittenSpan:
     """Write a span's objects, each once and whole, unless *ahead* has written them."""
     if not span.of_tokens:
         return _write_documents(span, target)
@@ -302,12 +298,16 @@ def _write_documents(span: Span, target: Target) -> WrittenSpan:
         if kept_object is not None:
             kept = stack.enter_context(ColumnsWriter(stack.enter_context(kept_object), span.columns))
         for part in span.parts:
-            places, values, columns = _entries_of(span, part, target)
-            starts.append(places)
+            documents = open_part(part, target, *facts, *texts)
+            numbers = np.flatnonzero(chosen(part, documents, split, target))
+            lengths = documents.lengths[numbers].astype(np.uint64)
+            # (split, document) -> (part, document)
+            here = slice(max(span.start - part.first_seq, 0), min(span.stop - part.first_seq, len(numbers)))
+            starts.append((np.cumsum(lengths) - lengths + np.uint64(part.first_token))[here])
             for name, writer in {**facts, **texts}.items():
-                writer.append(values[name].reshape(-1))
+                writer.append(documents.fact(name)[numbers[here]].reshape(-1))
             if kept is not None:
-                for batch in columns:
+                for batch in _columns_of(part, documents, numbers[here], target):
                     kept.append(batch)
         check_length(span, starts.length)
         if kept is not None:
@@ -337,26 +337,8 @@ def tokens_of_part(span: Span, part: Part, target: Target) -> Iterator[TokenItem
             yield TokenItems({name: items})
 
 
-def _entries_of(span: Span, part: Part, target: Target) -> tuple[UInt64s, dict[str, UInt64s], Iterator[pa.RecordBatch]]:
-    """The span's documents that come from one part: where each starts in its split, uint64[n]; its facts by their names,
-    uint64[n] or uint64[n, numbers] each; and n rows of kept columns.
-    """
-    facts = (*target.facts, *target.texts_of(span.split))
-    documents = open_part(part, target, *facts)
-    numbers = np.flatnonzero(chosen(part, documents, span.split, target))
-    lengths = documents.lengths[numbers].astype(np.uint64)
-    starts = np.cumsum(lengths) - lengths + np.uint64(part.first_token)
-    # (split, document) -> (part, document)
-    here = slice(max(span.start - part.first_seq, 0), min(span.stop - part.first_seq, len(numbers)))
-    numbers = numbers[here]
-    columns = _columns_of(part, documents, numbers, target)
-    return starts[here], {name: documents.fact(name)[numbers] for name in facts}, columns
-
-
 def _columns_of(part: Part, documents: Documents, numbers: Int64s, target: Target) -> Iterator[pa.RecordBatch]:
     """The kept columns of documents *numbers*, some rows at a time. A source that keeps none has nulls."""
-    if not target.columns:
-        return
     has_columns = not isinstance(part, ShardPart) or part.shard.columns or part.repeats
     # Where a row group of the part ends, or each would be read twice.
     ends = np.flatnonzero(np.diff(numbers // GROUP_ROWS)) + 1

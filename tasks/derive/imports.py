@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from flat_tokens.annotations import Bools, Int64s, JsonObject, UInt64s
+from flat_tokens.annotations import Bools, JsonObject, UInt64s
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import LOSS_MASK, TOKEN_ARRAYS, TOKENS, TokenBatch
 from flat_tokens.formats import FLAT_TOKENS, FoundDataset, Readable, open_any
@@ -164,18 +164,13 @@ def _are_forgotten(part: ImportPart, keys: UInt64s, rows: UInt64s, workspace: Wo
     return gone if recorded is None else gone | forgotten.those(recorded.take(rows.astype(np.int64) + part.start))
 
 
-def _kept_runs(part: ImportPart, sequences: Readable, workspace: Workspace) -> Int64s:
-    """Begin and end of each run of sequences of a part that the output has not forgotten: int64[n, 2]."""
-    if not part.forgotten:
-        return np.array([(part.start, part.stop)], np.int64)
-    keys = concatenated(token_keys(ahead(sequences.batches(part.start, part.stop))))
-    kept = ~_are_forgotten(part, keys, np.arange(len(keys), dtype=np.uint64), workspace)
-    return np.flatnonzero(np.diff(kept, prepend=False, append=False)).reshape(-1, 2) + part.start
-
-
 def _make_shard(part: ImportPart, key: str, sequences: Readable, workspace: Workspace) -> TokenShard:
     """Write the sequences of a part that are not forgotten as a token shard in the staging directory."""
-    read, runs = part.stop - part.start, _kept_runs(part, sequences, workspace)
+    read, runs = part.stop - part.start, np.array([(part.start, part.stop)], np.int64)
+    if part.forgotten:
+        keys = concatenated(token_keys(ahead(sequences.batches(part.start, part.stop))))
+        kept = ~_are_forgotten(part, keys, np.arange(len(keys), dtype=np.uint64), workspace)
+        runs = np.flatnonzero(np.diff(kept, prepend=False, append=False)).reshape(-1, 2) + part.start
     count = int(np.diff(runs).sum())
     with staging_shard(key, workspace, (KEY, ROW), token_arrays_of([sequences])) as writer:
 

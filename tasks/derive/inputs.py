@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -107,7 +107,9 @@ def _of_manifest(store: Store, splits: dict[SplitName, FlatTokens], manifest: Js
         split: [one._replace(key=one.key.removeprefix(f"{split}/")) for one in objects if one.key.startswith(f"{split}/")]
         for split in splits
     }
-    has_documents = bool(made_of.get("sources")) and _has_documents(store, splits)
+    has_documents = False
+    with contextlib.suppress(FileNotFoundError):
+        has_documents = bool(made_of.get("sources")) and all(map(open_corpus(store.url).documents, splits))
     return {
         "name": name,
         "version": version if above.rpartition("/")[2] == VERSIONS else None,
@@ -141,14 +143,6 @@ def _of_content(store: Store, splits: dict[SplitName, FlatTokens]) -> JsonObject
 def _name_of(store: Store) -> str:
     """A name for a dataset without a recorded name: that of its directory."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", store.root.rpartition("/")[2]).strip(".-") or "dataset"
-
-
-def _has_documents(store: Store, splits: Iterable[SplitName]) -> bool:
-    corpus = open_corpus(store.url)
-    try:
-        return all(corpus.documents(name) for name in splits)
-    except FileNotFoundError:
-        return False
 
 
 def _as_source(name: str, stored: dict[SplitName, list[StoredObject]]) -> JsonObject:
@@ -265,16 +259,11 @@ def read_keys(path_or_url: str) -> UInt64s:
     return np.unique(np.frombuffer(bytes.fromhex(together.decode()), ">u8").astype(np.uint64))
 
 
-def read_ids(path_or_url: str) -> UInt64s:
-    """The sorted keys of the ids in a text file, one a line, each once. Empty lines are skipped."""
-    return np.unique(keys_of_bytes(_ids_in(path_or_url)))
-
-
 def listed_by(request: Subset | ForgetRequest) -> UInt64s | None:
     """Keys of the documents that a request lists by their keys or ids: uint64[n], sorted; None if it lists none."""
     if request.key_list is not None:
         return read_keys(request.key_list)
-    return None if request.id_list is None else read_ids(request.id_list)
+    return None if request.id_list is None else np.unique(keys_of_bytes(_ids_in(request.id_list)))
 
 
 def ids_with(keys: UInt64s, path_or_url: str) -> list[str]:
@@ -284,5 +273,6 @@ def ids_with(keys: UInt64s, path_or_url: str) -> list[str]:
 
 
 def _ids_in(path_or_url: str) -> list[bytes]:
+    """The ids in a text file, one a line. Empty lines are skipped."""
     store, name = file_at(path_or_url)
     return [line for line in (line.removesuffix(b"\r") for line in store.read(name).split(b"\n")) if line]

@@ -207,34 +207,31 @@ def successor_shards(target: Target, index: Index, forgotten: Forgotten, of: OfV
     """The slices of a version, by its *index*, without what is forgotten *of* it. Segments that lose documents are not known by
     their digests any more.
     """
-    return [
-        _without(target, shard, was, forgotten, of)
-        for shard in index.published
-        if (was := shard.published) and (target.leaves_out or not (shard.of_texts or was.left_out[1]))
-    ]
-
-
-def _without(target: Target, shard: TokenShard, was: PublishedLocation, forgotten: Forgotten, of: OfVersion) -> TokenShard:
-    """A slice of a version without the forgotten documents *of* it."""
-    runs, parts = dict[Split, IntPair](), [of.rows[:0]]
-    for split in (*target.splits, LEFT_OUT):
-        (first, count), gone = was.of(split), of.of(split)
-        before, within = np.searchsorted(gone["number"], (first, first + count)).tolist()
-        runs[split] = first - before, count - (within - before)
-        parts.append(gone[before:within])
-    location = PublishedLocation.model_validate({**dict(was), "version": target.name, **runs})
-    here = shard.model_copy(update={"published": location, "examples": {}})  # they may be of forgotten documents
-    if not len(rows := np.concatenate(parts)):
-        return here
-    rows["reason"][np.isin(rows["reason"], COMPARED)] = 0  # in its slice, such a document is like the others
-    less = lost_of(rows, shard.skipped)
-    counts = counts_without({name: getattr(shard, name) for name in ("written", "token_count", "skipped")}, less)
-    counts["left_out"] = shard.left_out - int((rows["reason"] > 0).sum())
-    files, documents = files_of(shard).copy(), open_shard(target.root, shard)
-    if len(files):
-        files["digest"][rows["file"].astype(np.int64) - (was.first_file or 0)] = NO_DIGEST
-    segments = segments_without(shard, forgotten.those(documents.keys)[documents.fact(REASON) == 0])
-    return here.model_copy(update={**counts, "segments": as_text(segments), "files": as_text(files)})
+    shards = list[TokenShard]()
+    for shard in index.published:
+        was = shard.published
+        if was is None or not (target.leaves_out or not (shard.of_texts or was.left_out[1])):
+            continue
+        runs, parts = dict[Split, IntPair](), [of.rows[:0]]
+        for split in (*target.splits, LEFT_OUT):
+            (first, count), gone = was.of(split), of.of(split)
+            before, within = np.searchsorted(gone["number"], (first, first + count)).tolist()
+            runs[split] = first - before, count - (within - before)
+            parts.append(gone[before:within])
+        location = PublishedLocation.model_validate({**dict(was), "version": target.name, **runs})
+        facts: JsonObject = {"published": location, "examples": {}}  # they may be of forgotten documents
+        if len(rows := np.concatenate(parts)):
+            rows["reason"][np.isin(rows["reason"], COMPARED)] = 0  # in its slice, such a document is like the others
+            less = lost_of(rows, shard.skipped)
+            facts |= counts_without({name: getattr(shard, name) for name in ("written", "token_count", "skipped")}, less)
+            facts["left_out"] = shard.left_out - int((rows["reason"] > 0).sum())
+            files, documents = files_of(shard).copy(), open_shard(target.root, shard)
+            if len(files):
+                files["digest"][rows["file"].astype(np.int64) - (was.first_file or 0)] = NO_DIGEST
+            segments = segments_without(shard, forgotten.those(documents.keys)[documents.fact(REASON) == 0])
+            facts |= {"segments": as_text(segments), "files": as_text(files)}
+        shards.append(shard.model_copy(update=facts))
+    return shards
 
 
 def copy_origin(root: Store, to: str, of: str) -> None:

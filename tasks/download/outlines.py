@@ -134,11 +134,18 @@ def outlined(found: FoundFile, source: Source, files: Path, part: FileRange | No
         path = halves / "outline"
         file = SourceFile(found.source, found.name, found.size, digest_by_version(found), kind, os.fspath(path), found.split)
         try:
-            start, end = _end_of(found, outline.end)
+            # The file's footer is all up to its end.
+            start, size = _end_span(found)
+            end, least = _of_outline(found, (start, size)), len(outline.end) + 4
+            length = int.from_bytes(end[-least : -len(outline.end)], "little") + least
+            if not end.endswith(outline.end) or not least < length <= size - len(outline.end):
+                raise NoRangesError(f"{found.name} does not end as such a file")
+            if length > len(end):
+                end = _of_outline(found, (size - length, start)) + end
             path.write_bytes(FORMATS[kind].begins[0])
-            os.truncate(path, start)
+            os.truncate(path, size - length)
             with path.open("ab") as opened:
-                opened.write(end)
+                opened.write(end[-length:])
             spans = list(outline.heads(text_file(file, source, DocumentPolicy()), part and range_of(part)))
         except (NoRangesError, pa.ArrowException) as error:
             logger.info("%s is fetched as a whole: %s", found.uri, error)
@@ -146,17 +153,6 @@ def outlined(found: FoundFile, source: Source, files: Path, part: FileRange | No
             return
         fetch_spans(found, spans, path)
         yield file._replace(stamp=stamp(os.fspath(path)), found=found)
-
-
-def _end_of(found: FoundFile, mark: bytes) -> tuple[int, bytes]:
-    """The place of a file's footer, and its bytes up to the end of the file."""
-    start, size = _end_span(found)
-    end = _of_outline(found, (start, size))
-    least = len(mark) + 4
-    length = int.from_bytes(end[-least : -len(mark)], "little") + least
-    if not end.endswith(mark) or not least < length <= size - len(mark):
-        raise NoRangesError(f"{found.name} does not end as such a file")
-    return size - length, end[-length:] if length <= len(end) else _of_outline(found, (size - length, start)) + end
 
 
 def spans_of(part: FileRange, outline: SourceFile, source: Source) -> list[Span]:

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from flat_tokens.annotations import JsonFacts, JsonObject
+from flat_tokens.annotations import JsonObject
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.manifest import splits_of
 from tasks.finalize.provenance import Provenance
 
 
-def split_words(rule: JsonFacts) -> str:
-    """The rule by which a document goes to a split, in words."""
-    by = rule.get("by", "key")
-    return {"key": "their keys", "text": "their texts"}.get(by, f"their values of {by!r}")
-
-
 def card(made_of: Provenance, layout: LayoutName, totals: JsonObject, version: str) -> str:
     """The dataset card."""
     documents, fraction = totals["documents"], made_of.split["validation_fraction"]
-    by = split_words(made_of.split)
+    by = made_of.split.get("by", "key")
+    by = {"key": "their keys", "text": "their texts"}.get(by, f"their values of {by!r}")
     by_keys = f"a share of {fraction:g} of the documents, by {by} and seed {made_of.split['seed']}"
     test = made_of.split.get("test_fraction")
     lines = [
@@ -95,16 +89,14 @@ def card_steps(steps: Sequence[JsonObject]) -> list[str]:
     """The line of a card that names the steps which documents took, with their versions and options."""
     lines = []
     for step in steps:
-        options = [f"version {step['version']}", *(f"{key} {_option(value)}" for key, value in step["options"].items())]
+        options = [f"version {step['version']}"]
+        for key, value in step["options"].items():
+            if isinstance(value, list | tuple) and value and all(isinstance(one, Mapping) for one in value):
+                # Of evaluation sets the names and the beginnings of the digests.
+                value = " and ".join(f"{one.get('name')} {str(one.get('digest', ''))[:12]}" for one in value)
+            options.append(f"{key} {value}")
         lines.append(f"{step['name']} ({', '.join(options)})")
     return [f"Steps: {'; '.join(lines)}."] if lines else []
-
-
-def _option(value: Any) -> Any:
-    """An option of a step for people: of evaluation sets the names and the beginnings of the digests."""
-    if isinstance(value, list | tuple) and value and all(isinstance(one, Mapping) for one in value):
-        return " and ".join(f"{one.get('name')} {str(one.get('digest', ''))[:12]}" for one in value)
-    return value
 
 
 def card_sources(sources: Sequence[JsonObject]) -> list[str]:

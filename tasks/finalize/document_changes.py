@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flat_tokens.annotations import Bools, ByteStrings, Int64Pair, Int64s, IntPair, JsonObject, Structs, UInt64s
+from flat_tokens.annotations import Bools, ByteStrings, Int64Pair, Int64s, IntPair, JsonObject, Structs
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.manifest import EVERY_SPLIT, read_manifest, splits_of
@@ -107,9 +107,7 @@ class _ComparedVersion(NamedTuple):
 
     def sources(self, split: int, documents: Int64s) -> Int64s:
         """The source of each document."""
-        return self._sources_of(split, self.splits[split].file.take(documents))
-
-    def _sources_of(self, split: int, files: UInt64s) -> Int64s:
+        files = self.splits[split].file.take(documents)
         if len(files) and int(files.max()) >= len(self.source_of):
             raise ValueError(
                 f"{self.splits[split].file.store.url}: has file {files.max()}, but the manifest has {len(self.source_of)} files. "
@@ -201,8 +199,22 @@ def document_changes(root: Store, before: str | None, after: str) -> DocumentCha
     # A key that is made of the text says all where the same becomes of it: then no tokens change under their key.
     may_change, same_tokenizer = a.has_ids or b.has_ids or a.rules != b.rules, a.tokenizer == b.tokenizer
     by_tokens = may_change and same_tokenizer
-    with tempfile.TemporaryFile() as one, tempfile.TemporaryFile() as other:
-        counts, of_splits = _compared(a.read(in_a, by_tokens, one), b.read(in_b, by_tokens, other))
+    counts: Counts = {}
+    of_splits = Counter[tuple[str, str]]()  # documents that moved between splits, by both splits
+    with (
+        tempfile.TemporaryFile() as one,
+        tempfile.TemporaryFile() as other,
+        changes(a.read(in_a, by_tokens, one), b.read(in_b, by_tokens, other)) as found,
+    ):
+        rows = found.execute("SELECT kind, name_a, name_b, count(*) FROM changes GROUP BY ALL").fetchall()
+    for kind, was, now, count in rows:
+        split, _, source = (was if kind == "removed" else now).partition("/")
+        if kind == "moved":
+            split_before, _, source_before = was.partition("/")
+            of_splits[split_before, split] += count if split_before != split else 0
+            if source_before == source:
+                continue
+        counts.setdefault((split, source), Counter())[kind] += count
     return summed(counts, names, same_tokenizer, of_splits)
 
 
@@ -227,23 +239,6 @@ def in_both(a: ByteStrings, b: ByteStrings) -> list[Bools]:
 
 Counts = dict[tuple[str, str], Counter[str]]
 """(split, source) -> kind of change -> documents"""
-
-
-def _compared(a: Side, b: Side) -> tuple[Counts, Counter[tuple[str, str]]]:
-    """The changes; and the number of documents that moved between splits, by both splits."""
-    counts: Counts = {}
-    of_splits = Counter[tuple[str, str]]()
-    with changes(a, b) as found:
-        rows = found.execute("SELECT kind, name_a, name_b, count(*) FROM changes GROUP BY ALL").fetchall()
-    for kind, before, after, count in rows:
-        split, _, source = (before if kind == "removed" else after).partition("/")
-        if kind == "moved":
-            before_split, _, before_source = before.partition("/")
-            of_splits[before_split, split] += count if before_split != split else 0
-            if before_source == source:
-                continue
-        counts.setdefault((split, source), Counter())[kind] += count
-    return counts, of_splits
 
 
 def summed(

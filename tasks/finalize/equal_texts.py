@@ -24,7 +24,7 @@ def equal_texts_apart(store: Store, splits: tuple[Split, ...]) -> int:
     train, *held_out = (open_split(Store.at(store.url) / split) for split in splits)  # mapped, as readers have them
     digests = [concatenated(token_digests(split)) for split in held_out]
     sketches = [concatenated(_sketches(split)) for split in held_out]
-    lengths = np.unique(np.concatenate([_lengths(split, 0, split.seq_count) for split in held_out]))
+    lengths = np.unique(np.concatenate([np.diff(split.seq_starts.read(0, split.seq_count + 1)) for split in held_out]))
     elsewhere = [concatenated(_digests_of(train, lengths, np.unique(np.concatenate(sketches))))]
     count = 0
     for number, mine in enumerate(digests):
@@ -36,10 +36,6 @@ def equal_texts_apart(store: Store, splits: tuple[Split, ...]) -> int:
 
 EMPTY = np.uint64(0)
 """The sketch of a document without tokens."""
-
-
-def _lengths(split: FlatTokens, start: int, stop: int) -> UInt64s:
-    return np.diff(split.seq_starts.read(start, stop + 1))
 
 
 def _sketches(split: FlatTokens, wanted: UInt64s | None = None) -> Iterator[UInt64s]:

@@ -99,14 +99,6 @@ class VersionFacts:
             "SELECT *, count(*) FROM documents WHERE split IS NOT NULL GROUP BY ALL",
         )
 
-    def length_at(self, percent: float, place: Subject) -> int:
-        """The smallest length that *percent* of the documents of a source, of a split or of all do not exceed."""
-        from flat_tokens.tools.stats import Counts  # which few gates need
-
-        some = [of[2:] for of in self.lengths if place.split in ("", of[0]) and place.source in ("", of[1])]
-        values, counts = np.array(some, np.int64).reshape(-1, 2).T
-        return Counts.together([Counts(values, counts)]).percentile(percent) or 0
-
     def text_bytes(self, name: SplitName) -> int | None:
         """Bytes of text that the tokens of a split stand for. None if the bytes of its tokenizer's tokens are not known, or it
         changes text first.
@@ -199,32 +191,27 @@ class Difference:
         ]
         skipped = [(one.documents.get("skipped") or {}) if one else {} for one in (self.before, self.now)]
         reasons = sorted({*skipped[0], *skipped[1]})
+        # Lengths are counted in ranges of powers of two, from the first to the last that has any.
+        lengths = Counter[int](), Counter[int]()
+        for one, found in zip((self.before, self.now), lengths, strict=True):
+            try:
+                for *_, tokens, count in one.lengths if one is not None else ():
+                    found[tokens.bit_length()] += count
+            except (OSError, ValueError) as error:
+                logger.warning("The lengths of version %s is unknown: %s", one and one.version, error)
+        there = {*lengths[0], *lengths[1]}
+        bits = range(min(there, default=0), max(there, default=-1) + 1)
         return Comparison(
             before=self.before.version if self.before else None,
             version=self.now.version,
             sources=tuple(sources),
             skipped={reason: (skipped[0].get(reason, 0), skipped[1].get(reason, 0)) for reason in reasons},
-            lengths=tuple(_in_ranges(self.before, self.now)),
+            lengths=tuple(
+                LengthCounts(first=1 << bit >> 1, last=(1 << bit) - 1, documents=(lengths[0][bit], lengths[1][bit]))
+                for bit in bits
+            ),
             documents=self.documents,
         )
-
-
-def _in_ranges(before: VersionFacts | None, now: VersionFacts) -> Iterator[LengthCounts]:
-    """Documents by their lengths, in ranges of powers of two, from the first to the last that has any."""
-    counts = []
-    for one in (before, now):
-        found = Counter[int]()
-        if one is not None:
-            try:
-                for *_, tokens, count in one.lengths:
-                    found[tokens.bit_length()] += count
-            except (OSError, ValueError) as error:
-                logger.warning("The lengths of version %s is unknown: %s", one.version, error)
-        counts.append(found)
-    there = {*counts[0], *counts[1]}
-    for bit in range(min(there, default=0), max(there, default=-1) + 1):
-        first, last = (1 << bit - 1 if bit else 0), (1 << bit) - 1 if bit else 0
-        yield LengthCounts(first=first, last=last, documents=(counts[0][bit], counts[1][bit]))
 
 
 def _places(gate: Gate, of: VersionFacts) -> Iterator[Subject]:
@@ -262,7 +249,11 @@ def facts_before(of: VersionFacts, asked: Iterable[tuple[str, Subject]]) -> Fact
 def _fact(of: VersionFacts, fact: str, place: Subject) -> int | float | None:
     """The value of a fact at a place; None if it is unknown."""
     if fact in OF_LENGTHS:
-        return of.length_at(100 if fact == "largest_length" else 50, place)
+        from flat_tokens.tools.stats import Counts  # which few gates need
+
+        some = [of[2:] for of in of.lengths if place.split in ("", of[0]) and place.source in ("", of[1])]
+        values, numbers = np.array(some, np.int64).reshape(-1, 2).T
+        return Counts.together([Counts(values, numbers)]).percentile(100 if fact == "largest_length" else 50) or 0
     if fact in OF_COLUMNS:
         rows, nulls, distinct = of.column(place)
         return distinct if fact == "distinct" else nulls / rows if rows else 0.0

@@ -14,15 +14,7 @@ from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.store import Store
 from tasks.config import BuildConfig
 from tasks.download.outlines import version_read
-from tasks.models import (
-    FORGOTTEN,
-    FORMAT_SEMANTICS,
-    Model,
-    PinnedSource,
-    Slice,
-    SourceFile,
-    digest_of,
-)
+from tasks.models import FORGOTTEN, FORMAT_SEMANTICS, Model, PinnedSource, Slice, SourceFile, digest_of
 from tasks.output.forgotten import ForgottenRecord, change_record
 from tasks.output.paths import VERSIONS, version_store
 from tasks.output.versions import find_version
@@ -56,7 +48,9 @@ def provenance(
     steps = config.documents.opened().described
     of_source: list[list[JsonObject]] = [[] for _ in config.sources]
     for file in files:
-        of_source[file.source].append(_facts_of(file))
+        facts = {"name": file.name, "size": file.size, "sha256": file.sha256, "split": file.split}
+        facts |= {"version": version} if (version := version_read(file)) else {}
+        of_source[file.source].append({**facts, "line_ends": file.line_ends} if file.line_ends else facts)
     sources = [
         {
             **source.model_dump(exclude={"path", "hub", "table", "version", "catalog", "chat_template"}, exclude_none=True),
@@ -82,13 +76,6 @@ def provenance(
         },
         split=config.split_facts,
     )
-
-
-def _facts_of(file: SourceFile) -> JsonObject:
-    facts = {"name": file.name, "size": file.size, "sha256": file.sha256, "split": file.split}
-    if version := version_read(file):
-        facts["version"] = version
-    return {**facts, "line_ends": file.line_ends} if file.line_ends else facts
 
 
 def tokenizer_facts(tokenizer: Tokenizer) -> JsonObject:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,19 +24,14 @@ from flat_tokens.tools.inspect import sets_by_name
 from flat_tokens.tools.terminal import markdown
 from flat_tokens.writer import commit, put_metadata
 from tasks.finalize.provenance import Provenance
-from tasks.models import (
-    ALL_SPLITS,
-    LEFT_OUT,
-    Split,
-    TokenShard,
-)
+from tasks.models import LEFT_OUT, Split, TokenShard
 from tasks.output.paths import DOCUMENTS, TEXTS
 from tasks.output.target import Target
 from tasks.parts.part import ShardPart
 from tasks.parts.stored import document_spec, known_below
 from tasks.progress import meter
 from tasks.rows import KEY, as_rows
-from tasks.shards.index import IndexEntry, published_shards, write_index
+from tasks.shards.index import published_shards, write_index
 from tasks.text.documents import EXAMPLES
 
 if TYPE_CHECKING:
@@ -72,13 +67,13 @@ def finalize(target: Target, draft: VersionDraft, verify_level: str) -> str:
     for split in target.splits:
         objects += _split_metadata(target, split, totals[split])
     if LEFT_OUT in of_texts:
-        beside += [*_split_metadata(target, LEFT_OUT, of_texts[LEFT_OUT]), *_texts_metadata(target, of_texts)]
+        beside += _split_metadata(target, LEFT_OUT, of_texts[LEFT_OUT])
+        for split in filter(of_texts.__contains__, target.every_split):
+            spec, count = document_spec(target.layout_of(split)), of_texts[split]["seq_count"]
+            for name, numbers in target.texts_of(split).items():
+                beside += put_metadata(target.beside, f"{TEXTS}/{split}/{name}", spec.metadata(numbers * count))
     shards = [(part, counts) for part, counts in assembled.parts if isinstance(part, ShardPart)]
-    entries = (
-        IndexEntry(part.shard, part.file, part.first_row, tuple(counts[split][0] for split in ALL_SPLITS))
-        for part, counts in shards
-    )
-    if published := [*draft.shards, *published_shards(target.name, entries)]:
+    if published := [*draft.shards, *published_shards(target.name, shards)]:
         write_index(target.root, target.name, published, beside)
     facts = draft.made_of.model_dump()
     made_of = draft.made_of.model_copy(update=markdown(facts))
@@ -104,13 +99,6 @@ def _split_metadata(target: Target, split: Split, totals: dict[str, int]) -> lis
     stored = [o for name, (spec, length) in arrays.items() for o in put_metadata(store, name, spec.metadata(length))]
     attributes = split_attributes(totals["max_token_id"], target.token_arrays)
     return [*stored, *put_metadata(store, split, group_metadata(layout.zarr_format, attributes))]
-
-
-def _texts_metadata(target: Target, totals: JsonObject) -> Iterator[StoredObject]:
-    for split in filter(totals.__contains__, target.every_split):
-        for name, numbers in target.texts_of(split).items():
-            metadata = document_spec(target.layout_of(split)).metadata(numbers * totals[split]["seq_count"])
-            yield from put_metadata(target.beside, f"{TEXTS}/{split}/{name}", metadata)
 
 
 def check_version(store: Store, objects: list[StoredObject], totals: JsonObject, level: str) -> None:
@@ -169,7 +157,12 @@ def match_totals(made_of: Provenance, parts: Sequence[ShardPart]) -> JsonObject:
     for part in parts:
         for name, of_slice in part.shard.examples.items():
             mine = examples.setdefault(name, [])
-            mine += [_in_file(part, example, names) for example in of_slice[: EXAMPLES - len(mine)]]
+            for example in of_slice[: EXAMPLES - len(mine)]:
+                # (slice, row) -> (file, row); a slice of one file has no starts
+                starts, row = part.shard.file_starts[:-1], example["row"]
+                number = max(int(np.searchsorted(starts, np.uint64(row), "right")) - 1, 0)
+                row += (0 if number else part.first_row) - (int(starts[number]) if number else 0)
+                mine.append({"file": names[part.file + number], **example, "row": row})
     return {**_matches(made_of, parts), **({"examples": dict(sorted(examples.items()))} if examples else {})}
 
 
@@ -178,14 +171,6 @@ def _matches(made_of: Provenance, parts: Iterable[ShardPart]) -> dict[str, dict[
     looked_for = [name for source in made_of.sources[:1] for name in sets_by_name(source.get("steps") or ())]
     matches = _added([dict.fromkeys(looked_for, 0), *(part.shard.matches for part in parts)])
     return {"matches": matches} if matches else {}
-
-
-def _in_file(part: ShardPart, example: JsonObject, file_names: Sequence[str]) -> JsonObject:
-    """An example of a slice, by its file and its row there."""
-    starts = part.shard.file_starts[:-1]  # none where the slice is of one file
-    number = max(int(np.searchsorted(starts, np.uint64(example["row"]), "right")) - 1, 0)
-    row = example["row"] - (int(starts[number]) if number else 0) + (0 if number else part.first_row)
-    return {"file": file_names[part.file + number], **example, "row": row}
 
 
 def _added(counts: Iterable[dict[str, int]]) -> dict[str, int]:

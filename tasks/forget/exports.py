@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -87,24 +87,18 @@ def remove_export(root: Store, note: Note) -> bool:
     if not _is_begun(root, note):
         return False
     with holding(store := Store.at(note.path)):
-        return _remove_files(store)
-
-
-def _remove_files(store: Store) -> bool:
-    """Remove the recorded files of an export. Return whether all of it is gone."""
-    try:
-        is_finished = store.exists(EXPORT_RECORD)
-        records = [EXPORT_RECORD, *(f"{BESIDE}/parts/{key}" for key, _ in (store / BESIDE / "parts").listing())]
-        keys = list[str]()
-        for record in filter(store.exists, records):
-            keys += [str(one[0]) for one in read_json(store, record)["objects"]]
-        for key in filter(is_below, keys):
-            if store.exists(key):
+        try:
+            is_finished = store.exists(EXPORT_RECORD)
+            records = [EXPORT_RECORD, *(f"{BESIDE}/parts/{key}" for key, _ in (store / BESIDE / "parts").listing())]
+            keys = list[str]()
+            for record in filter(store.exists, records):
+                keys += [str(one[0]) for one in read_json(store, record)["objects"]]
+            for key in filter(store.exists, filter(is_below, keys)):
                 store.remove(key)
-        store.remove(BESIDE)
-        return is_finished or not any(store.listing())
-    except (*NO_OBJECT, ValueError, KeyError, TypeError, PermissionError):
-        return False
+            store.remove(BESIDE)
+            return is_finished or not any(store.listing())
+        except (*NO_OBJECT, ValueError, KeyError, TypeError, PermissionError):
+            return False
 
 
 logger = logging.getLogger(__name__)
@@ -247,7 +241,11 @@ def page(certificate: JsonObject, sha256: str) -> str:
         (one["version"], str(one["successor"]), f"{one['documents']:,}", f"{one['tokens']:,}") for one in certificate["versions"]
     ]
     files = [(one["source"], one["name"], one["sha256"]) for one in certificate["source_files"]]
-    runs = list(_of_runs(certificate["runs"]))
+    runs = []
+    for path, run in certificate["runs"].items():
+        steps = f", first at step {run['first_step']:,}, last at step {run['last_step']:,}" if run["visits"] else ""
+        seen = f"{plural(run['documents'], 'document')}, {plural(run['visits'], 'time')} before step {run['before']:,}{steps}"
+        runs.append((path, seen))
     sections: list[JsonObject] = [
         {"id": "request", "title": "Request", "facts": request},
         {"id": "done", "title": "Done", "facts": done},
@@ -267,12 +265,3 @@ def page(certificate: JsonObject, sha256: str) -> str:
         footer="The certificate as JSON has the SHA-256",
         digest=sha256,
     )
-
-
-def _of_runs(runs: JsonObject) -> Iterator[tuple[str, str]]:
-    for path, run in runs.items():
-        steps = f", first at step {run['first_step']:,}, last at step {run['last_step']:,}" if run["visits"] else ""
-        yield (
-            path,
-            f"{plural(run['documents'], 'document')}, {plural(run['visits'], 'time')} before step {run['before']:,}{steps}",
-        )

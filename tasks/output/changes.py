@@ -178,7 +178,11 @@ def _short(value: Any) -> str:
 
 def as_text(changes: Changes) -> list[str]:
     """Lines for a terminal: one for each file, the first ones of many, and one for each source."""
-    lines = [f"  {change.kind:10} {_named(change)}" for change in changes.files[:SHOWN_FILES]]
+    lines = []
+    for one in changes.files[:SHOWN_FILES]:
+        tail = f" (was {one.former_name})" if one.former_name else ""
+        digests = f"{one.former_sha256[:12]} -> {one.sha256[:12]}" if one.former_sha256 else one.sha256[:12]
+        lines.append(f"  {one.kind:10} {one.source}: {one.name}{tail}  {digests}")
     if len(changes.files) > SHOWN_FILES:
         lines.append(f"  ...        and {plural(len(changes.files) - SHOWN_FILES, 'more file')}")
     lines += [f"  setting    {sentence}" for sentence in changes.settings]
@@ -202,12 +206,6 @@ def _document_counts(changes: Changes) -> Iterator[tuple[str, DocumentChangeCoun
 def _told(counts: DocumentChangeCounts) -> str:
     changed = "unknown how many" if counts.changed is None else f"{counts.changed:,}"
     return f"{counts.added:,} added, {counts.removed:,} removed, {changed} changed, {counts.moved:,} moved to another source"
-
-
-def _named(change: FileChange) -> str:
-    tail = f" (was {change.former_name})" if change.former_name else ""
-    digests = f"{change.former_sha256[:12]} -> {change.sha256[:12]}" if change.former_sha256 else change.sha256[:12]
-    return f"{change.source}: {change.name}{tail}  {digests}"
 
 
 def _step(pair: tuple[int | None, int | None]) -> str:

@@ -46,7 +46,9 @@ class Workspace(NamedTuple):
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> core_schema.CoreSchema:
         """In JSON it is null: every process has its own, which the context of a validation has as ``workspace``."""
         nothing = core_schema.plain_serializer_function_ser_schema(lambda _: None, when_used="json")
-        return core_schema.with_info_plain_validator_function(_of_this_process, serialization=nothing)
+        return core_schema.with_info_plain_validator_function(
+            lambda value, info: (info.context or {})["workspace"] if value is None else value, serialization=nothing
+        )
 
     @property
     def attempt(self) -> str:
@@ -62,10 +64,6 @@ class Workspace(NamedTuple):
         # ndarray.tofile has neither the cause nor the path in its error, and no error at all where few items are lost.
         with named_errors(path := self.path(name)), open(path, mode) as file:
             file.write(np.ascontiguousarray(items).data)
-
-
-def _of_this_process(value: Any, info: core_schema.ValidationInfo) -> Any:
-    return value if value is not None else (info.context or {})["workspace"]
 
 
 @contextlib.contextmanager

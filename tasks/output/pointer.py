@@ -320,20 +320,17 @@ def renamed(root: Store, pointer: Pointer, mapping: Mapping[str, str]) -> Pointe
         mapping.get(name, name): pin.model_copy(update={"moved_from": (*pin.moved_from, *([name] if name in mapping else []))})
         for name, pin in pointer.pins.items()
     }
-    facts["candidate"] = pointer.candidate and _renamed(root, pointer.candidate, mapping)
+    if (waits := pointer.candidate) is not None:
+        other: JsonObject = {"before": mapping.get(waits.before or "", waits.before)}
+        if (name := mapping.get(waits.version)) is not None:
+            store = version_store(root, name)
+            other |= {"version": name, "manifest_sha256": manifest_digest(store), **counts_of(read_manifest(store)["totals"])}
+        facts["candidate"] = waits.model_copy(update=other)
     if (version := mapping.get(pointer.version or "")) is not None:
         facts |= {"version": version, "manifest_sha256": manifest_digest(version_store(root, version))}
     now = pointer.model_copy(update=facts)
     is_moved = any(getattr(now, name) != getattr(pointer, name) for name in ("version", "former", "withdrawn"))
     return now.model_copy(update={"sequence": pointer.sequence + is_moved})
-
-
-def _renamed(root: Store, candidate: Candidate, mapping: Mapping[str, str]) -> Candidate:
-    facts: JsonObject = {"before": mapping.get(candidate.before or "", candidate.before)}
-    if (version := mapping.get(candidate.version)) is not None:
-        totals = read_manifest(version_store(root, version))["totals"]
-        facts |= {"version": version, "manifest_sha256": manifest_digest(version_store(root, version)), **counts_of(totals)}
-    return candidate.model_copy(update=facts)
 
 
 def say_of_move(root: Store, now: Pointer, kind: Kind) -> None:
@@ -391,8 +388,12 @@ def read_history(root: Store) -> tuple[RefreshRecord, ...]:
 
 def remember(root: Store, refresh: RefreshRecord) -> None:
     """Add a refresh to the history. Other machines may do so at the same time."""
+
+    def lines(refreshes: tuple[RefreshRecord, ...]) -> bytes:
+        return "".join(one.model_dump_json(exclude={"decision"}) + "\n" for one in refreshes).encode()
+
     with pointer_lock(root):
-        compare_and_swap(root, REFRESHES, partial(_refreshes_in, root), lambda before: (*before, refresh)[-KEPT:], _as_lines)
+        compare_and_swap(root, REFRESHES, partial(_refreshes_in, root), lambda before: (*before, refresh)[-KEPT:], lines)
 
 
 def put_run(root: Store, at: datetime, version: str, facts: JsonObject) -> None:
@@ -410,7 +411,3 @@ def _refreshes_in(root: Store, data: bytes | None) -> tuple[RefreshRecord, ...]:
     except ValueError as error:
         remedy = "Restore it or remove it, and run again."
         raise ValueError(f"{root.path(REFRESHES)}: is not a history of refreshes. {remedy}") from error
-
-
-def _as_lines(refreshes: tuple[RefreshRecord, ...]) -> bytes:
-    return "".join(one.model_dump_json(exclude={"decision"}) + "\n" for one in refreshes).encode()

@@ -75,7 +75,7 @@ class SplitRule(Model):
         """The split of each document, by its number in ALL_SPLITS: int8[n]. *all_in*: that of all, if their file has one."""
         if all_in is not None:
             return np.full(len(keys), ALL_SPLITS.index(all_in), np.int8)
-        hashes = self._hashes(keys)
+        hashes = mix(keys ^ mix(np.array([self.seed], np.uint64) * A + A))
         in_validation = _below(self.fraction, hashes)
         numbers = in_validation.astype(np.int8)
         if self.test_fraction:
@@ -83,9 +83,6 @@ class SplitRule(Model):
         if self.kept is not None:
             numbers[self.kept.has(keys)] = EVERY_SPLIT.index("train")
         return numbers
-
-    def _hashes(self, keys: UInt64s) -> UInt64s:
-        return mix(keys ^ mix(np.array([self.seed], np.uint64) * A + A))
 
 
 def _below(fraction: float, hashes: UInt64s) -> Bools:

@@ -8,12 +8,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from flat_tokens.annotations import AnyArray, Bools, DType, Int8s, Int64s, UInt64s
+from flat_tokens.annotations import AnyArray, Bools, Int8s, Int64s, UInt64s
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import TOKEN_ARRAYS, TOKENS, TokenBatch
 from flat_tokens.rows.split import FlatTokens
@@ -142,15 +143,10 @@ TokenRuns = Mapping[str, Runs]
 """The token arrays that documents are in, by their names."""
 
 
-def stored_runs(array: StoredArray, reads: Reads | None = None) -> Runs:
-    """Runs of a stored array."""
-    how = reads or (FROM_DISK if array.store.is_local else FROM_STORE)
-    return lambda begins, ends: read_runs(array, begins, ends, how)
-
-
 def stored_arrays(tokens: FlatTokens, reads: Reads | None = None) -> TokenRuns:
     """The arrays of a stored flat-tokens array."""
-    return {name: stored_runs(array, reads) for name, array in tokens.arrays.items()}
+    how = reads or (FROM_DISK if tokens.store.is_local else FROM_STORE)
+    return {name: partial(read_runs, array, reads=how) for name, array in tokens.arrays.items()}
 
 
 @dataclass(frozen=True)
@@ -204,20 +200,11 @@ class Documents:
         valid until the next is asked for.
         """
         runs = [arrays[name] for arrays in self.arrays if name in arrays]
-        if len(runs) == len(self.arrays):
-            yield from self._items(runs, low, high, np.dtype(TOKEN_ARRAYS[name].dtype))
+        if len(runs) < len(self.arrays):
+            count = min(int(self.lengths.sum()), high) - max(low, 0)
+            for start in range(0, count, WINDOW_TOKENS):
+                yield TOKEN_ARRAYS[name].all_absent(min(WINDOW_TOKENS, count - start))
             return
-        count = min(int(self.lengths.sum()), high) - max(low, 0)
-        for start in range(0, count, WINDOW_TOKENS):
-            yield TOKEN_ARRAYS[name].all_absent(min(WINDOW_TOKENS, count - start))
-
-    def batch(self, names: Iterable[str]) -> TokenBatch:
-        """All of the documents with their token arrays *names*, in memory."""
-        starts = np.concatenate([[0], np.cumsum(self.lengths)])
-        arrays = {name: all_items(self, name) for name in names}
-        return TokenBatch.of_arrays(arrays, starts.astype(np.uint64), int(arrays[TOKENS].max(initial=0)) >> 1)
-
-    def _items(self, runs: Sequence[Runs], low: int, high: int, dtype: DType) -> Iterator[AnyArray]:
         some = self.lengths > 0
         array, begins, ends = self.array[some], self.begins[some], (self.begins + self.lengths)[some]
         # Consecutive documents make one run of tokens.
@@ -228,25 +215,25 @@ class Documents:
         before = np.cumsum(ends - begins) - (ends - begins)
         begins, ends = np.maximum(begins, begins + low - before), np.minimum(ends, begins + high - before)
         some = begins < ends
-        return _merged(runs, array[some], begins[some], ends[some], dtype)
+        array, begins, ends = array[some], begins[some], ends[some]
+        if len(array) and (array == array[0]).all():
+            yield from runs[int(array[0])](begins, ends)
+            return
+        windows = np.cumsum(ends - begins) // WINDOW_TOKENS
+        for window in np.split(np.arange(len(array)), np.flatnonzero(np.diff(windows)) + 1) if len(array) else ():
+            lengths = ends[window] - begins[window]
+            items = np.empty(int(lengths.sum()), TOKEN_ARRAYS[name].dtype)
+            for i, of_array in enumerate(runs):
+                mine = array[window] == i
+                parts = [part.copy() for part in of_array(begins[window][mine], ends[window][mine])]
+                items[np.repeat(mine, lengths)] = np.concatenate([*parts, items[:0]])
+            yield items
 
-
-def _merged(runs: Sequence[Runs], array: Int8s, begins: Int64s, ends: Int64s, dtype: DType) -> Iterator[AnyArray]:
-    """The items of consecutive runs, each of the array of that number."""
-    if not len(array):
-        return
-    if (array == array[0]).all():
-        yield from runs[int(array[0])](begins, ends)
-        return
-    windows = np.cumsum(ends - begins) // WINDOW_TOKENS
-    for window in np.split(np.arange(len(array)), np.flatnonzero(np.diff(windows)) + 1):
-        lengths = ends[window] - begins[window]
-        items = np.empty(int(lengths.sum()), dtype)
-        for i, of_array in enumerate(runs):
-            mine = array[window] == i
-            parts = [part.copy() for part in of_array(begins[window][mine], ends[window][mine])]
-            items[np.repeat(mine, lengths)] = np.concatenate([*parts, items[:0]])
-        yield items
+    def batch(self, names: Iterable[str]) -> TokenBatch:
+        """All of the documents with their token arrays *names*, in memory."""
+        starts = np.concatenate([[0], np.cumsum(self.lengths)])
+        arrays = {name: all_items(self, name) for name in names}
+        return TokenBatch.of_arrays(arrays, starts.astype(np.uint64), int(arrays[TOKENS].max(initial=0)) >> 1)
 
 
 def all_items(documents: Documents, name: str) -> AnyArray:

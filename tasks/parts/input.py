@@ -202,14 +202,27 @@ def _read(part: InputPart, target: Target, name: str, first: int, stop: int) -> 
 
 
 def _columns(part: InputPart, numbers: Int64s, target: Target) -> pa.RecordBatch:
-    """The kept columns of documents *numbers*, int64[n], of the input's split, as the target's kinds; null without any."""
+    """The kept columns of documents *numbers*, int64[n], of the input's split, as the target's kinds; null without any. Clusters
+    have the names that they have from now on.
+    """
     is_left_out = part.split == LEFT_OUT
     kept = _columns_of(target.root, version_of(part), LEFT_OUT) if is_left_out else _columns_at(part.location, part.split)
     names = [name for name in target.columns if name in kept.kinds]
     if not names:
         return with_kinds(batch_of({name: pa.nulls(len(numbers)) for name in target.columns}), target.columns)
-    taken = with_kinds(kept.take(numbers, names), target.columns)
-    return _with_names(taken, part, numbers, target) if target.clusters else taken
+    columns = with_kinds(kept.take(numbers, names), target.columns)
+    if not target.clusters:
+        return columns
+    from pyarrow import compute  # slow to import, and not of use to every build
+
+    mine = _renamed(target.workspace.path(target.clusters), part.split)
+    at = np.searchsorted(mine["document"], numbers.astype(np.uint64))
+    is_renamed = np.isin(numbers.astype(np.uint64), mine["document"])
+    new = mine[at[is_renamed]]
+    clusters = pa.array(new["name"], mask=new["name"] == 0)
+    place = columns.schema.get_field_index(CLUSTER)
+    named = compute.replace_with_mask(columns.column(place), pa.array(is_renamed), clusters)
+    return columns.set_column(place, columns.schema.field(place), named)
 
 
 @functools.lru_cache(len(ALL_SPLITS) * VERSIONS_OPEN)
@@ -222,20 +235,6 @@ def _columns_at(location: str, split: Split) -> Columns:
 def version_of(part: InputPart) -> str:
     """The version of a part of an output."""
     return part.location.rpartition("/")[2]
-
-
-def _with_names(columns: pa.RecordBatch, part: InputPart, numbers: Int64s, target: Target) -> pa.RecordBatch:
-    """The columns of documents *numbers*, int64[n], with the names that clusters have from now on."""
-    from pyarrow import compute  # slow to import, and not of use to every build
-
-    mine = _renamed(target.workspace.path(target.clusters), part.split)
-    at = np.searchsorted(mine["document"], numbers.astype(np.uint64))
-    is_renamed = np.isin(numbers.astype(np.uint64), mine["document"])
-    new = mine[at[is_renamed]]
-    names = pa.array(new["name"], mask=new["name"] == 0)
-    place = columns.schema.get_field_index(CLUSTER)
-    named = compute.replace_with_mask(columns.column(place), pa.array(is_renamed), names)
-    return columns.set_column(place, columns.schema.field(place), named)
 
 
 @functools.lru_cache(len(ALL_SPLITS))

@@ -45,7 +45,21 @@ def open_part(part: Part, target: Target, *names: str) -> Documents:
         return input_documents(part, target)
     if isinstance(part, BucketPart):
         return bucket_documents(part, target)
-    documents, compared = open_shard(target.root, part.shard, *names), functools.cache(lambda: _repeated(part, target))
+    documents = open_shard(target.root, part.shard, *names)
+
+    @functools.cache
+    def compared() -> dict[str, UInt64s]:
+        """The facts that comparing the documents gave, by OF_CHOICE: uint64[n] each. ValueError if they are damaged."""
+        facts = {name: np.zeros(part.shard.seq_count, np.uint64) for name in OF_CHOICE}
+        for some in part.repeats:
+            store = target.of_attempt(some.attempt)
+            data = store.read(some.stored.key)
+            if not some.stored.is_of(data):
+                raise ValueError(f"{store.path(some.stored.key)}: is not what was written. Run the build again.")
+            found = np.frombuffer(data, REPEAT)
+            for name in OF_CHOICE:
+                facts[name][found["document"].astype(np.int64)] = found[name]
+        return facts
 
     def read(name: str, first: int, stop: int) -> UInt64s:
         if name in OF_CHOICE:
@@ -68,22 +82,6 @@ def open_part(part: Part, target: Target, *names: str) -> Documents:
         return batch_of({**dict(zip(kept.schema.names, kept.columns, strict=True)), CLUSTER: named})
 
     return replace(documents, read=read, columns=columns if SIMILARITY in target.texts else documents.columns)
-
-
-def _repeated(part: ShardPart, target: Target) -> dict[str, UInt64s]:
-    """The facts of a part's documents that comparing them gave, by OF_CHOICE: uint64[n] each. ValueError if they are not what
-    was written.
-    """
-    facts = {name: np.zeros(part.shard.seq_count, np.uint64) for name in OF_CHOICE}
-    for some in part.repeats:
-        store = target.of_attempt(some.attempt)
-        data = store.read(some.stored.key)
-        if not some.stored.is_of(data):
-            raise ValueError(f"{store.path(some.stored.key)}: is not what was written. Run the build again.")
-        found = np.frombuffer(data, REPEAT)
-        for name in OF_CHOICE:
-            facts[name][found["document"].astype(np.int64)] = found[name]
-    return facts
 
 
 def with_repeats(
@@ -165,17 +163,15 @@ class _Share(NamedTuple):
     starts: Int64s
 
 
-def _shares_of(bucket: BucketPart, staging: str) -> Iterator[_Share]:
-    for number in range(bucket.stored_parts):
-        tokens, read = _open_scattered(f"{staging}/{bucket.shuffling.directory}/{number}")
-        first, last = map(int, read(BUCKET, bucket.number, bucket.number + 2))
-        if first < last:
-            yield _Share(tokens, read, first, last, tokens.seq_starts.read(first, last + 1).astype(np.int64))
-
-
 def bucket_documents(bucket: BucketPart, target: Target) -> Documents:
     """A bucket's documents in the order of their places. Their tokens are read into memory once, when they are asked for."""
-    shares = list(_shares_of(bucket, target.workspace.staging))
+    shares = list[_Share]()
+    for number in range(bucket.stored_parts):
+        tokens, read_of_part = _open_scattered(f"{target.workspace.staging}/{bucket.shuffling.directory}/{number}")
+        first, last = map(int, read_of_part(BUCKET, bucket.number, bucket.number + 2))
+        if first < last:
+            starts = tokens.seq_starts.read(first, last + 1).astype(np.int64)
+            shares.append(_Share(tokens, read_of_part, first, last, starts))
 
     def of_shares(name: str) -> UInt64s:
         return concatenated(share.read(name, share.first, share.last) for share in shares)

@@ -31,7 +31,7 @@ from blake3 import blake3
 from flat_tokens.annotations import AnyArray, Int64s, UInt64s
 from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout, group_metadata
 from flat_tokens.arrays.opening import open_array
-from flat_tokens.batch import TOKEN_ARRAYS, TOKENS, TokenArrays
+from flat_tokens.batch import TOKEN_ARRAYS, TokenArrays
 from flat_tokens.columns import Columns
 from flat_tokens.manifest import split_attributes
 from flat_tokens.reader import open_split
@@ -119,8 +119,12 @@ class KnownStore(Store):
         whole = self.fetch(keys)
         rest = [k for k, key in enumerate(keys) if key not in whole]
         asked = [keys[k] for k in rest], [starts[k] for k in rest], [stops[k] for k in rest]
-        others = dict(zip(rest, super().read_ranges(*asked) if rest else [], strict=True))
-        return [others[k] if k in others else _cut(whole[key], starts[k], stops[k]) for k, key in enumerate(keys)]
+        found = dict(zip(rest, super().read_ranges(*asked) if rest else [], strict=True))
+        for k, key in enumerate(keys):
+            if key in whole:
+                data = whole[key]
+                found[k] = data[starts[k] : stops[k]] if isinstance(data, bytes) else data
+        return [found[k] for k in range(len(keys))]
 
     def fetch(self, keys: Iterable[str]) -> dict[str, bytes | FileNotFoundError]:
         """The contents of the known small objects among *keys*. Those that are not kept are read together."""
@@ -151,10 +155,6 @@ def digest_all(store: Store, objects: Sequence[StoredObject]) -> Iterator[Stored
         yield stored if whole else store.now(stored)
 
 
-def _cut(data: bytes | FileNotFoundError, start: int, stop: int | None) -> bytes | FileNotFoundError:
-    return data[start:stop] if isinstance(data, bytes) else data
-
-
 def _is_small(stored: StoredObject) -> bool:
     return 0 < stored.size <= WHOLE_BYTES
 
@@ -180,17 +180,6 @@ def open_facts(store: Store, facts: Facts | None = None) -> Read:
     return lambda name, first, stop: read_fact(array(name), facts[name] if facts else 1, first, stop)
 
 
-def _store_of(root: Store, shard: TokenShard, names: Iterable[str]) -> Store:
-    """The store of a shard; of a remote one the small objects of the arrays and the facts *names* have been read."""
-    store = root / shard_key(shard.key)
-    if root.is_local:
-        return store
-    known = KnownStore.of(store, shard.objects, _metadata_of(shard))
-    wanted = tuple(f"{DOCUMENTS}/{name}/" if name in shard.facts else f"{name}/" for name in names)
-    known.fetch(stored.key for stored in shard.objects if stored.key.startswith(wanted))
-    return known
-
-
 def _metadata_of(shard: TokenShard) -> Iterator[bytes]:
     """The metadata that this code writes for a shard."""
     layout = SHARD_LAYOUT
@@ -203,8 +192,14 @@ def _metadata_of(shard: TokenShard) -> Iterator[bytes]:
 
 
 def stored_documents(root: Store, shard: TokenShard, *names: str) -> Documents:
-    """The documents of a shard with objects of its own. *names*: facts and arrays that will be read."""
-    store = _store_of(root, shard, ("seq_starts", *names))
+    """The documents of a shard with objects of its own. *names*: facts and arrays that will be read. Of a remote shard their
+    small objects are read now.
+    """
+    store = root / shard_key(shard.key)
+    if not root.is_local:
+        store = known = KnownStore.of(store, shard.objects, _metadata_of(shard))
+        wanted = tuple(f"{DOCUMENTS}/{name}/" if name in shard.facts else f"{name}/" for name in ("seq_starts", *names))
+        known.fetch(stored.key for stored in shard.objects if stored.key.startswith(wanted))
     tokens = open_split(store)
     starts = tokens.seq_starts.read(0, tokens.seq_count + 1).astype(np.int64)
     read, columns = of_shard(root, open_facts(store, shard.facts), shard), functools.partial(shard_columns, root, shard)
@@ -246,13 +241,6 @@ Tail = TokenArrays
 def last_of(arrays: TokenArrays, count: int) -> Tail:
     """The last *count* items of token arrays, or all."""
     return {name: items[max(len(items) - count, 0) :] for name, items in arrays.items()}
-
-
-def followed_by(tail: Tail, arrays: TokenArrays, count: int) -> Tail:
-    """The last *count* items, once more items have followed."""
-    if len(arrays[TOKENS]) >= count:
-        return last_of(arrays, count)
-    return last_of({name: np.concatenate([items, arrays[name]]) for name, items in tail.items()}, count)
 
 
 def write_entries(store: Store, parts: Sequence[pa.RecordBatch]) -> StoredObject:

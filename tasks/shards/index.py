@@ -11,7 +11,8 @@ import base64
 import functools
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import NamedTuple, Self
@@ -19,18 +20,19 @@ from typing import NamedTuple, Self
 import numpy as np
 from pydantic import ValidationError
 
-from flat_tokens.annotations import Bools, ByteStrings, Int64s, IntPair, JsonObject, Structs, UInt64s
+from flat_tokens.annotations import AnyArray, Bools, ByteStrings, Int64s, IntPair, JsonObject, Structs, UInt64s
 from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, Layout, group_metadata, to_json
 from flat_tokens.batch import TOKEN_ARRAYS, TokenBatch
 from flat_tokens.columns import parts_of
 from flat_tokens.manifest import EVERY_SPLIT, MANIFEST, read_manifest, splits_of
 from flat_tokens.reader import open_split
 from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, is_below, read_json, read_record, stored_object
-from tasks.models import ALL_SPLITS, Name, PublishedLocation, Slice, TokenShard, digest_of
+from tasks.models import ALL_SPLITS, Name, PublishedLocation, Slice, Split, TokenShard, digest_of
 from tasks.output.paths import BESIDE, CACHE, DOCUMENTS, beside_key, index_key, receipt_key, version_key, version_store
 from tasks.output.pointer import is_dataset, read_pointer
 from tasks.output.versions import names_of
 from tasks.parts.documents import Documents
+from tasks.parts.part import ShardPart
 from tasks.parts.stored import document_spec
 from tasks.rows import FILE, OF_PLACE
 from tasks.shards.receipts import load_shard, read_receipt
@@ -49,8 +51,8 @@ VersionNames = tuple[Name, ...]
 """The versions whose indexes a build goes by, the latest first."""
 
 
-def as_text(records: Structs) -> str:
-    """A shard's segments, or its files, as its receipt has them."""
+def as_text(records: AnyArray) -> str:
+    """A shard's segments, its files, or their rows, as its receipt has them."""
     return base64.b64encode(records.tobytes()).decode()
 
 
@@ -83,31 +85,20 @@ def _records(text: str, kind: np.dtype[np.void]) -> Structs:
         return np.empty(0, kind)
 
 
-class IndexEntry(NamedTuple):
-    """A shard, the number of its first file, the row of that at which it begins, and its number of sequences in each of
-    ALL_SPLITS.
-    """
-
-    shard: TokenShard
-    file: int
-    first_row: int
-    seq_counts: tuple[int, ...]
-
-
-def published_shards(version: Name, entries: Iterable[IndexEntry]) -> list[TokenShard]:
-    """The shards of a version that holds them in order, each once."""
-    shards: dict[str, TokenShard] = {}
-    firsts = [0] * len(ALL_SPLITS)
-    for shard, file, first_row, counts in entries:
-        first_file, runs = file if shard.file_rows else None, dict(zip(ALL_SPLITS, zip(firsts, counts, strict=True), strict=True))
-        location = PublishedLocation(version=version, first_row=first_row, first_file=first_file, **runs)
+def published_shards(version: Name, parts: Iterable[tuple[ShardPart, Mapping[Split, IntPair]]]) -> list[TokenShard]:
+    """The shards of a version that holds them in order, each once, from its parts and their sequences and tokens by split."""
+    shards, firsts = dict[str, TokenShard](), dict.fromkeys(ALL_SPLITS, 0)
+    for part, counts in parts:
+        runs = {split: (first, counts[split][0]) for split, first in firsts.items()}
+        first_file = part.file if part.shard.file_rows else None
+        location = PublishedLocation(version=version, first_row=part.first_row, first_file=first_file, **runs)
         bare: JsonObject = {"published": location, "unfinished": None, "objects": (), "inputs": {}, "text_bytes_taken": 0}
-        shards.setdefault(shard.key, shard.model_copy(update=bare))
-        firsts = [first + count for first, count in zip(firsts, counts, strict=True)]
+        shards.setdefault(part.shard.key, part.shard.model_copy(update=bare))
+        firsts = {split: first + count for split, (first, count) in runs.items()}
     return list(shards.values())
 
 
-def write_index(root: Store, version: Name, shards: Sequence[TokenShard], beside: Sequence[StoredObject] = ()) -> None:
+def write_index(root: Store, version: Name, shards: Sequence[TokenShard], beside: Sequence[StoredObject]) -> None:
     """Write the index of a version that holds *shards*, and of the objects next to it."""
     facts: JsonObject = {"shards": [shard.model_dump(mode="json", exclude_defaults=True) for shard in shards]}
     facts |= {"beside": [stored.described() for stored in beside]} if beside else {}
@@ -283,18 +274,12 @@ class StoredTokens:
             # Of the same segment the one of which most is known, then that of the latest version: it has most of what a slice had
             # before, and each other version's objects would be read through, too.
             age = {version: number for number, version in enumerate(self.versions)}
-            shards = [*self.shards.values(), *self._strays()]
+            shards, stored = [*self.shards.values()], (name for name in names_of(self.root, CACHE) if len(name) == 64)
+            for key in islice((name for name in stored if name not in self.shards), STRAYS):
+                with suppress(*NO_OBJECT, ValueError):  # who wants it will say what is wrong with it
+                    shards.append(read_receipt(read_record(self.root, receipt_key(key))))
             shards.sort(key=lambda one: (-len(one.facts), age[one.published.version] if one.published else len(age)))
             return shards
-
-    def _strays(self) -> Iterator[TokenShard]:
-        """Stored shards that no index names: builds made them that did not end."""
-        keys = (name for name in names_of(self.root, CACHE) if len(name) == 64 and name not in self.shards)
-        for key in islice(keys, STRAYS):
-            try:
-                yield read_receipt(read_record(self.root, receipt_key(key)))
-            except (*NO_OBJECT, ValueError):
-                continue  # who wants it will say what is wrong with it
 
     def opened(self, shard: TokenShard) -> tuple[Documents, Documents] | None:
         """The documents of a shard, and those that are left out; None if they are damaged or have gone."""

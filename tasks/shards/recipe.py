@@ -106,26 +106,25 @@ class Recipe(Model):
 
     def key_inputs(self, part: Slice) -> dict[str, object]:
         """Everything that changes the shard's bytes: no path, time or worker, and the engine only if ``engine`` names it."""
-        return {**self._text_of(part), **self._besides(part)}
+        ranges = [one.identity() for one in part.ranges]
+        # Of a run of files the digest of their ranges, as there are many.
+        text: dict[str, object] = {"files": len(ranges), "ranges": digest_of(*ranges)} if len(ranges) > 1 else {}
+        return {**(text or dict(zip(("file", "range"), ranges[0], strict=True))), **self._besides(part)}
 
     def _besides(self, part: Slice) -> dict[str, object]:
+        """Everything that decides the documents of a slice besides its text. Signatures are the same for every threshold."""
+        policy = {name: value for name, value in self.documents.recorded().items() if name != "near_duplicates"}
+        near = self.documents.near_duplicates
         return {
             "reading": self.source(part).reading(),
             "tokenizer": self.tokenizer_digest,
-            "documents": {**self._policy(), **self._steps()},
+            "documents": {**policy, **({"signatures": signature_of(near)} if near else {}), **self._steps()},
             "semantics": FORMAT_SEMANTICS,
             **({"engine": self.engine} if self.engine else {}),
             **({"lossy": True} if self.tokenizer.lossy else {}),
             **({"split_by": self.split_by} if self.split_by_of(part) else {}),
             **({"chat": chat.model_dump(mode="json")} if (chat := self.chat(part)) else {}),
         }
-
-    def _text_of(self, part: Slice) -> dict[str, object]:
-        """The facts that decide the text of a slice: its range, or of a run of files the digest of theirs, as there are many."""
-        ranges = [one.identity() for one in part.ranges]
-        if len(ranges) > 1:
-            return {"files": len(ranges), "ranges": digest_of(*ranges)}
-        return dict(zip(("file", "range"), ranges[0], strict=True))
 
     def of_files(self, part: Slice) -> Structs:
         """The digest by which each file is known: STORED_FILE["digest"][m], of its text and of all that decides its documents."""
@@ -156,12 +155,6 @@ class Recipe(Model):
     def facts_of_texts(self, part: Slice) -> dict[str, TextFact]:
         """The facts that follow from the texts of a slice as they are tokenized."""
         return text_facts(self.documents, self.of_texts(part))
-
-    def _policy(self) -> dict[str, object]:
-        """The policy as far as it decides the bytes of a shard: signatures are the same for every threshold."""
-        policy = {name: value for name, value in self.documents.recorded().items() if name != "near_duplicates"}
-        near = self.documents.near_duplicates
-        return {**policy, **({"signatures": signature_of(near)} if near else {})}
 
     def _steps(self) -> dict[str, object]:
         return {"steps": self.steps} if self.steps else {}

@@ -26,10 +26,10 @@ from flat_tokens.forgotten import Forgotten
 from flat_tokens.manifest import TOKEN_BYTES
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import size
-from tasks.config import BuildConfig, Source, available_cores
+from tasks.config import BuildConfig, available_cores
 from tasks.download.cut import local_slice
 from tasks.download.sources import naming
-from tasks.models import FileRange, Slice
+from tasks.models import Slice
 from tasks.output.forgotten import forgotten_at
 from tasks.output.leases import Workspace
 from tasks.output.places import layout_of, nearest
@@ -81,17 +81,14 @@ class Sample:
     documents: Counts
     tokens: Counts
 
-    def _known(self) -> Counts:
-        """The part of the total that each piece is. If the total counts only text and four bytes a row, the piece's own count
-        is exact. Its share of the rows is less exact, because documents differ in length.
-        """
-        plain = self.before + 4 * self.rows
-        share, error = ratio(plain, self.seen)
-        return plain if abs(share - 1) <= 3 * error + 0.001 else self.seen
-
     def of_total(self, counts: Counts) -> tuple[float, float]:
         """An estimate of what all of the source has of something, and by how much it may be off, 99 times in 100."""
-        known = self.seen if self.is_whole else self._known()
+        known, plain = self.seen, self.before + 4 * self.rows
+        share, error = ratio(plain, self.seen)
+        # If the total counts only text and four bytes a row, the piece's own count is exact. Its share of the rows is less exact,
+        # because documents differ in length.
+        if not self.is_whole and abs(share - 1) <= 3 * error + 0.001:
+            known = plain
         share, error = ratio(counts, known)
         return share * self.total, 0.0 if self.is_whole else SURE * error * self.total
 
@@ -119,11 +116,6 @@ class Piece(NamedTuple):
         """Bytes of text after all steps."""
         return self.tally.text_bytes
 
-    @property
-    def before(self) -> int:
-        """Bytes of text before all steps."""
-        return text_read(self.tally)
-
 
 def text_read(tally: Tally) -> int:
     """Bytes of text before all steps."""
@@ -138,7 +130,7 @@ def measure(config: BuildConfig, recipe: Recipe, workspace: Workspace, tokenizer
     pieces, timed, is_whole = _sampled(recipe, workspace, slices, len(config.sources), workers)
     batches, encoding = _tokenized(recipe, tokenizer, pieces, workers)
     sizes, packing = _sizes(batches, pieces, layout_of(config, workspace.root))
-    text, before = sum(piece.text_bytes for piece in pieces), sum(piece.before for piece in pieces)
+    text, before = sum(piece.text_bytes for piece in pieces), sum(text_read(piece.tally) for piece in pieces)
     # Reading and steps take their time for each byte that was read, the tokenizer for each byte that steps leave.
     reading = sum(piece.seconds for piece in timed) / max(sum(piece.timed for piece in timed), 1) * before
     stepping = sum(piece.tally.step_seconds for piece in pieces)
@@ -175,7 +167,7 @@ def _sampled(
         most, pieces = limit // len(chosen), []
         # Documents may be larger than pieces should be: so alternately, until enough is read.
         for turn in range(TURNS):
-            if sum(piece.before for piece in pieces) < 1.1 * limit:
+            if sum(text_read(piece.tally) for piece in pieces) < 1.1 * limit:
                 pieces += read(chosen[TURNS - 1 - turn :: TURNS], most, max(most // 4, LEAST_BATCH))
         if sum(min(piece.tally.seen, piece.part.text_bytes) for piece in pieces) >= total:
             return pieces, pieces, True
@@ -192,14 +184,12 @@ def spread(items: list[Slice], count: int) -> list[Slice]:
 
 def _pieces(recipe: Recipe, slices: list[Slice], size: int) -> list[Slice]:
     """Slices in pieces of about *size* bytes of text, as far as their formats have such."""
-    ranges = ((part, recipe.source(slice_)) for slice_ in slices for part in slice_.ranges)
-    return [Slice(ranges=(piece,)) for part, source in ranges for piece in _cut(part, source, size)]
-
-
-def _cut(part: FileRange, source: Source, size: int) -> list[FileRange]:
-    if part.rows:
-        return [part]
-    return [one for one in plan_ranges(part.file, source, size) if part.start <= one.start and one.stop <= part.stop]
+    pieces = list[Slice]()
+    for slice_ in slices:
+        for part in slice_.ranges:
+            cuts = [part] if part.rows else plan_ranges(part.file, recipe.source(slice_), size)
+            pieces += (Slice((one,)) for one in cuts if part.start <= one.start and one.stop <= part.stop)
+    return pieces
 
 
 def _bytes(slices: list[Slice]) -> int:
@@ -351,7 +341,14 @@ def lack_of_room(root: Store, needed: int, free: int | None) -> str | None:
 
 def room_for(config: BuildConfig, root: Store, whole: Sums, recipe: Recipe, slices: Sequence[Slice]) -> tuple[float, int]:
     """Bytes of the dataset, and bytes that its build needs at the output."""
-    dataset_bytes = whole.dataset_bytes + beside_items(layout_of(config, root), whole, config)
+    specs, beside_items = LAYOUTS[layout_of(config, root)], METADATA_BYTES
+    held_out = [config.validation_fraction, *([config.test_fraction] if config.test_fraction else [])]
+    for share in (*held_out, 1 - sum(held_out)):
+        tokens, documents = round(whole.tokens * share), round(whole.documents * share)
+        beside_items += bytes_of_objects(specs.encoded_tokens, tokens if documents else 0)
+        beside_items += bytes_of_objects(specs.seq_starts, documents + 1)
+        beside_items += len(config.facts) * bytes_of_objects(document_spec(specs), documents)
+    dataset_bytes = whole.dataset_bytes + beside_items
     streamed = may_stream(root, config, here=config.runner == "threads")
     of_texts = recipe.facts_of_texts(slices[0]) if slices else {}
     beside = BESIDE_BYTES + 8 * sum(made.numbers for made in of_texts.values())
@@ -413,15 +410,3 @@ class Sums:
 def _error(estimate: float, error: float, scale: float) -> float:
     """By how much *scale* times an estimate may be off, if the rest is of files that nobody looked into."""
     return error * scale + (estimate * (scale - 1) * UNSEEN if scale > 1 else 0)
-
-
-def beside_items(layout: LayoutName, whole: Sums, config: BuildConfig) -> int:
-    """Bytes that the objects of all splits have next to their items."""
-    specs, total, arrays = LAYOUTS[layout], METADATA_BYTES, len(config.facts)
-    held_out = [config.validation_fraction, *([config.test_fraction] if config.test_fraction else [])]
-    for share in (*held_out, 1 - sum(held_out)):
-        tokens, documents = round(whole.tokens * share), round(whole.documents * share)
-        total += bytes_of_objects(specs.encoded_tokens, tokens if documents else 0)
-        total += bytes_of_objects(specs.seq_starts, documents + 1)
-        total += arrays * bytes_of_objects(document_spec(specs), documents)
-    return total

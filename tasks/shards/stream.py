@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Annotated, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
-from pydantic import PlainSerializer, PlainValidator
 
 from flat_tokens.annotations import UInt64s
 from flat_tokens.batch import TokenBatch
@@ -59,7 +58,3 @@ class Sink(Protocol):
     def stop(self) -> None:
         """From now on every slice is stored as a shard: none waits for those before it."""
         ...
-
-
-HereOnly = Annotated[Sink | None, PlainValidator(lambda _: None), PlainSerializer(lambda _: None, when_used="json")]
-"""A sink, which this process alone has: in JSON, and in any other process, it is none."""

@@ -24,7 +24,7 @@ from flat_tokens.stores.local import named_errors
 from flat_tokens.text.rows import text_buffers
 from tasks.download.cut import fetched_ahead, local_slice
 from tasks.download.sources import naming
-from tasks.models import Slice, TokenShard, digest_of, file_rows_as_text
+from tasks.models import HereOnly, Slice, TokenShard, digest_of
 from tasks.output.forgotten import forgotten_at
 from tasks.output.leases import Workspace
 from tasks.parts.documents import REASONS, Documents
@@ -44,7 +44,7 @@ from tasks.shards.index import (
 )
 from tasks.shards.receipts import without_receipt, write_shard
 from tasks.shards.recipe import Recipe
-from tasks.shards.stream import BrokenStreamError, HereOnly
+from tasks.shards.stream import BrokenStreamError, Sink
 from tasks.shards.writers import BATCH_TOKENS, Batch, OpenStream, staging_of, stream_staged, writer_of
 from tasks.text.documents import Tally, TextBatch, read_documents
 from tasks.tokenize.chat import encoder_of
@@ -61,7 +61,7 @@ class StagedShard(NamedTuple):
 
 
 def tokenize_or_load(
-    slice_: Slice, recipe: Recipe, workspace: Workspace, versions: VersionNames = (), sink: HereOnly = None
+    slice_: Slice, recipe: Recipe, workspace: Workspace, versions: VersionNames = (), sink: HereOnly[Sink] = None
 ) -> StagedShard | TokenShard:
     """Tokenize a slice, or load its stored or published tokens, if they are undamaged. New tokens are streamed into the version
     if *sink* has a stream for them, which it has in the build's own process. Only then are the slice's files fetched.
@@ -85,7 +85,7 @@ def tokenize_or_load(
         return StagedShard(tokenize_slice(here, recipe, workspace, versions, None, files))
 
 
-def store_shard(made: StagedShard | TokenShard, workspace: Workspace, sink: HereOnly = None) -> TokenShard:
+def store_shard(made: StagedShard | TokenShard, workspace: Workspace, sink: HereOnly[Sink] = None) -> TokenShard:
     """Store a staged token shard. Tokens that another process staged are streamed into the version if *sink* has a stream for
     them. A shard that is stored already is left as it is.
     """
@@ -103,7 +103,7 @@ def store_shard(made: StagedShard | TokenShard, workspace: Workspace, sink: Here
 
 @contextlib.contextmanager
 def fetching_ahead(
-    slices: Sequence[Slice], recipe: Recipe, workspace: Workspace, versions: VersionNames, sink: HereOnly = None
+    slices: Sequence[Slice], recipe: Recipe, workspace: Workspace, versions: VersionNames, sink: HereOnly[Sink] = None
 ) -> Iterator[None]:
     """On a worker that tokenizes some slices of a build: fetch the files of those that are not stored, in their order, until
     the block ends. ValueError if this machine's tokenizer or a step is not the build's.
@@ -171,7 +171,7 @@ def tokenize_slice(
             writer.append(last)
             reasons = fact(last.rows, REASON).astype("<u8").tobytes()
             writer.columns.objects.append(staging_of(key, workspace).put(REASONS, reasons))
-        writer.columns.end(tally.kinds.now)
+        writer.columns.kinds = dict(tally.kinds.now)  # of rows that were not appended, too
     tally.add(refused)
     # The estimate and the true count differ: this keeps the display's total true.
     meter.add("tokenize", slice_.text_bytes - tokenized)
@@ -188,7 +188,7 @@ def tokenize_slice(
         matches=dict(sorted(tally.matches.items())),
         examples=dict(sorted(tally.examples.items())),
         segments=as_text(np.concatenate(segments)),
-        file_rows=file_rows_as_text(tally.file_rows),
+        file_rows=as_text(np.array(tally.file_rows, "<u4")) if len(tally.file_rows) > 1 else "",
         files=files_as_text(slice_, recipe, tally, refused),
         text_bytes_taken=taken,
         facts=recipe.facts(slice_),

@@ -50,17 +50,11 @@ class ShardColumns:
 
     def append(self, batch: pa.RecordBatch, kinds: Mapping[str, str]) -> None:
         """Append rows. *kinds* fit these and all before."""
-        if self._writer is None or self.kinds != kinds:
-            self._widen(dict(kinds))
-        assert self._writer is not None
-        self._writer.append(batch)
-
-    def end(self, kinds: Mapping[str, str]) -> None:
-        """There are no more rows. *kinds* fit all that were read, those that were not appended among them."""
-        self.kinds = dict(kinds)
-
-    def _widen(self, kinds: dict[str, str]) -> None:
-        """Rewrite the columns so far with other *kinds*."""
+        if self._writer is not None and self.kinds == kinds:
+            self._writer.append(batch)
+            return
+        # The columns so far are rewritten with other kinds.
+        kinds = dict(kinds)
         former, count = self._writer, self._writer.row_count if self._writer else 0
         self._end()
         if former is not None:
@@ -75,6 +69,7 @@ class ShardColumns:
             for start in range(0, count, GROUP_ROWS):
                 self._writer.append(written.take(np.arange(start, min(start + GROUP_ROWS, count)), list(former.kinds)))
             self._store.remove(FORMER)
+        self._writer.append(batch)
         self.kinds = kinds
 
     def _end(self) -> None:

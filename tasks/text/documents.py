@@ -154,8 +154,13 @@ def read_documents(
     are the split keys. ValueError names file and row of a bad document if the policy says so, and a file that changes
     meanwhile.
     """
+
+    def check(rows: Rows, part: FileRange) -> None:
+        tally.kinds.add(kinds_of(rows.columns), part.file.name)
+
     steps = policy.opened()
-    for found, documents in _read(slice_, source, policy, tally, batch_bytes):
+    for found in RunOfFiles(slice_.ranges, source, policy, check, batch_bytes, slice_.rows_before).read():
+        documents = _clean(found.rows, slice_, source, policy, tally)
         if split_by == "text":  # before all steps, as keys are
             documents = documents.with_split_keys(keys_of(documents.texts, None))
         if steps.described:
@@ -206,18 +211,6 @@ def value_keys(values: pa.Array, keys: UInt64s) -> UInt64s:
     return found
 
 
-def _read(
-    slice_: Slice, source: Source, policy: DocumentPolicy, tally: Tally, batch_bytes: int | None
-) -> Iterator[tuple[RunRows, TextBatch]]:
-    """The rows of a slice, and their documents before all steps."""
-
-    def check(rows: Rows, part: FileRange) -> None:
-        tally.kinds.add(kinds_of(rows.columns), part.file.name)
-
-    for found in RunOfFiles(slice_.ranges, source, policy, check, batch_bytes, slice_.rows_before).read():
-        yield found, _clean(found.rows, slice_, source, policy, tally)
-
-
 def _clean(found: Rows, slice_: Slice, source: Source, policy: DocumentPolicy, tally: Tally) -> TextBatch:
     """Apply the policy: what is left is text."""
     tally.read += len(found.texts) + len(found.faults)
@@ -241,20 +234,15 @@ def _clean(found: Rows, slice_: Slice, source: Source, policy: DocumentPolicy, t
     keep[long] = False
     _check_bad([*found.faults, *((int(found.rows[i]), *why) for i, *why in bad)], slice_, source, policy)
     empty = (lengths == 0) & keep & (policy.empty == "skip")
-    rows = as_rows({KEY: _keys_of(texts, found.ids), ROW: found.rows.astype(np.uint64)}, found.columns)
+    keys, named = keys_of(texts, found.ids), texts if found.ids is None else found.ids
+    if named.null_count:
+        keys[np.asarray(named.is_null())] = 0  # as that of the empty text
+    rows = as_rows({KEY: keys, ROW: found.rows.astype(np.uint64)}, found.columns)
     tally.leave_out(rows, {**by_reason(bad), "empty": np.flatnonzero(empty)})
     not_parsed = np.array([row for row, _, _ in found.faults], np.uint64)
     reasons = by_reason((i, *why) for i, (_, *why) in enumerate(found.faults))
     tally.leave_out(as_rows({KEY: 0 * not_parsed, ROW: not_parsed}), reasons)
     return TextBatch(texts, rows).those(keep & ~empty)
-
-
-def _keys_of(texts: pa.LargeStringArray, ids: pa.Array | None) -> UInt64s:
-    """The key of each document: uint64[n]. 0, as that of the empty text: its id is null, or without ids its text."""
-    named, keys = texts if ids is None else ids, keys_of(texts, ids)
-    if named.null_count:
-        keys[np.asarray(named.is_null())] = 0
-    return keys
 
 
 def kinds_of(columns: pa.RecordBatch | None) -> dict[str, str]:

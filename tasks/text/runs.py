@@ -59,7 +59,9 @@ class RunOfFiles(NamedTuple):
         # A document that is longer than allowed is not read: no file with one is read with others.
         sizes = [part.file.size + ENTRY_BYTES for part in self.ranges]
         alike = (list(files) for _, files in groupby(zip(self.ranges, sizes, strict=True), lambda pair: pair[0].file.partitions))
-        groups = (group for files in alike for group in _groups(files, min(most, self.policy.max_bytes)))
+        bound = min(most, self.policy.max_bytes)
+        borders = ((files, *ends) for files in alike for ends in neighbours([size for _, size in files], bound))
+        groups = ([part for part, _ in files[start:stop]] for files, start, stop in borders)
         together = self._texts if kind == "text" else self._lines
         parts = (together(group) if len(group) > 1 else self._alone(group[0]) for group in groups)
         return _placed(parts, self.rows_before)
@@ -67,14 +69,17 @@ class RunOfFiles(NamedTuple):
     def _alone(self, part: FileRange) -> Iterator[RunRows]:
         """The rows of one file."""
         held = None
-        in_memory = part.file.format not in ("text", "jsonl") and part.file.size <= limits.BATCH_BYTES
-        content = _content(part) if in_memory else None
+        content = None
+        if part.file.format not in ("text", "jsonl") and part.file.size <= limits.BATCH_BYTES:
+            data = np.empty(part.file.size + 1, np.uint8)
+            content = data[: _read_into(data.data, part)].tobytes()
         for rows in rows_of(part, self.source, self.policy, self.batch_bytes, content):
             self.check(rows, part)
             if held is not None:
                 yield RunRows(held, ())
             held = rows
-        last = held or _no_rows()
+        none = pa.LargeBinaryArray.from_buffers(pa.large_binary(), 0, [None, pa.py_buffer(bytes(8)), pa.py_buffer(b"")])
+        last = held or Rows(none, None, np.empty(0, np.int64), 0, 0)
         yield RunRows(last, (last.end,))
 
     def _texts(self, group: Sequence[FileRange]) -> Iterator[RunRows]:
@@ -95,7 +100,7 @@ class RunOfFiles(NamedTuple):
     def _lines(self, group: Sequence[FileRange]) -> Iterator[RunRows]:
         """The rows of some files of JSON lines: parsed as one block, unless a line, or a kept column, needs a closer look."""
         data, ends = load(group, b"\n")
-        counts = line_counts(data, ends).tolist()
+        counts = np.diff(np.searchsorted(np.flatnonzero(data == NEWLINE), ends), prepend=0).tolist()
         try:
             rows = parse_together(data.tobytes(), text_file(group[0].file, self.source, self.policy)) if len(data) else None
             if rows is not None:
@@ -112,17 +117,6 @@ class RunOfFiles(NamedTuple):
         rows = parse_block(block, text_file(part.file, self.source, self.policy))
         self.check(rows, part)
         yield RunRows(rows, (count,))
-
-
-def _groups(files: Sequence[tuple[FileRange, int]], most: int) -> Iterator[Sequence[FileRange]]:
-    """Neighbours among files, each with its size, that have *most* bytes together."""
-    for start, stop in neighbours([size for _, size in files], most):
-        yield [part for part, _ in files[start:stop]]
-
-
-def _no_rows() -> Rows:
-    texts = pa.LargeBinaryArray.from_buffers(pa.large_binary(), 0, [None, pa.py_buffer(bytes(8)), pa.py_buffer(b"")])
-    return Rows(texts, None, np.empty(0, np.int64), 0, 0)
 
 
 def _placed(parts: Iterable[Iterator[RunRows]], rows_before: int = 0) -> Iterator[RunRows]:
@@ -169,12 +163,6 @@ def load(group: Sequence[FileRange], ending: bytes = b"") -> tuple[UInt8s, Int64
     return data[:at], np.array(ends, np.int64)
 
 
-def _content(part: FileRange) -> bytes:
-    """The bytes of a whole file."""
-    data = np.empty(part.file.size + 1, np.uint8)
-    return data[: _read_into(data.data, part)].tobytes()
-
-
 def _read_into(view: memoryview, part: FileRange) -> int:
     """Read a whole file to the start of a buffer that is larger by a byte; the bytes of the file."""
     file, size = part.file, 0
@@ -197,11 +185,6 @@ def _read_into(view: memoryview, part: FileRange) -> int:
 
 
 NEWLINE = ord("\n")
-
-
-def line_counts(data: UInt8s, ends: Int64s) -> Int64s:
-    """The lines of each file, which ends with a line's end: int64[m]."""
-    return np.diff(np.searchsorted(np.flatnonzero(data == NEWLINE), ends), prepend=0)
 
 
 def can_join(one: Rows, other: Rows) -> bool:

@@ -106,12 +106,8 @@ def _long(text: UInt8s, words: int) -> Iterator[UInt64s]:
 def _throw(bins: UInt32s, shingles: UInt64s, document: Int64s, seed: np.uint64) -> None:
     """Throw the shingles of documents into their bins: uint32[n, BYTES], in which the least value stays."""
     hashes = mix(shingles ^ seed)
-    np.minimum.at(bins.reshape(-1), document * BYTES + (hashes >> np.uint64(56)).astype(np.int64), _values(hashes))
-
-
-def _values(hashes: UInt64s) -> UInt32s:
-    """31 bits of each that do not decide on its bin: none is EMPTY."""
-    return ((hashes >> np.uint64(24)) & np.uint64(0x7FFFFFFF)).astype(np.uint32)
+    values = ((hashes >> np.uint64(24)) & np.uint64(0x7FFFFFFF)).astype(np.uint32)  # 31 other bits: none is EMPTY
+    np.minimum.at(bins.reshape(-1), document * BYTES + (hashes >> np.uint64(56)).astype(np.int64), values)
 
 
 def _numbers(bins: UInt32s) -> UInt64s:
