@@ -7,7 +7,7 @@ import shutil
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -240,24 +240,35 @@ def divide_then(monkeypatch: pytest.MonkeyPatch, late: Callable[[str], object]) 
     monkeypatch.setattr(tasks.garbage, "divide_versions", divide)
 
 
-class Killed(BaseException):
-    """A death in the middle."""
-
-
-def dying_at_a_removal(root: Store, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Die instead of removing an object of a store: the N-th from when the number in the list was set to N."""
-    real, left = root.fs.rm, [0]
+def deaths(
+    root: Store, monkeypatch: pytest.MonkeyPatch, numbers: Iterable[int], prepare: Callable[[], object], run: Callable[[], object]
+) -> Iterator[None]:
+    """Prepare, and run until a process dies instead of removing the N-th object of a store, for each of the *numbers* N, until
+    there are fewer. Yields after each death.
+    """
+    real, left = root.fs.rm, 0
 
     def remove(path: str | list[str], recursive: bool = False, maxdepth: int | None = None) -> None:
-        for one in root.fs.expand_path(path, recursive=recursive, maxdepth=maxdepth):
-            if root.fs.isfile(one):
-                left[0] -= "/_running/" not in one  # a lease of this process, which lives on
-                if left[0] == 0 and "/_running/" not in one:
-                    raise Killed
-                real(one)
+        nonlocal left
+        for one in filter(root.fs.isfile, root.fs.expand_path(path, recursive=recursive, maxdepth=maxdepth)):
+            left -= "/_running/" not in one  # a lease of this process, which lives on
+            if left == 0 and "/_running/" not in one:
+                raise KeyboardInterrupt
+            real(one)
 
     monkeypatch.setattr(root.fs, "rm", remove)
-    return left
+    for number in numbers:
+        left = 0
+        prepare()
+        left = number
+        try:
+            run()
+        except KeyboardInterrupt:
+            left = 0
+            yield
+        else:
+            assert number > 20
+            return
 
 
 @IN_A_STORE
@@ -266,19 +277,9 @@ def dying_at_a_removal(root: Store, monkeypatch: pytest.MonkeyPatch) -> list[int
 def test_the_rest_of_a_version_whose_removal_died_goes_at_once(root, build, monkeypatch, way, every):
     """On an object store, where objects go one by one. A build that has not finished stays: it may be resumed."""
     policy = Policy(keep_versions=1, grace_days=30)
-    left = dying_at_a_removal(root, monkeypatch)
     root.put("versions/unfinished/train/zarr.json", b"{}")
-    for death in itertools.count(2, every):
-        for seed in range(2):
-            build("a", split_seed=seed)
-        left[0] = death
-        try:
-            remove_superfluous(root, NOW)
-        except Killed:
-            pass
-        else:
-            break
-        left[0] = 0
+    two = lambda: [build("a", split_seed=seed) for seed in range(2)]  # noqa: E731
+    for _ in deaths(root, monkeypatch, itertools.count(2, every), two, lambda: remove_superfluous(root, NOW)):
         last = read_pointer(root).version
         if way == "refresh":
             remove_superfluous(root, policy)
@@ -287,7 +288,6 @@ def test_the_rest_of_a_version_whose_removal_died_goes_at_once(root, build, monk
         assert sorted(names_of(root, "versions")) == sorted([str(last), "unfinished"])
         assert [*names_of(root, "origins"), *names_of(root, "_cache/index")] == [f"{last}.json"] * 2
         flat_tokens.verify(root.url, "full")
-    assert death > 20
 
 
 @IN_A_STORE
@@ -310,19 +310,8 @@ def test_two_collections_of_an_object_store_may_meet_at_any_version(root, build,
 @IN_A_STORE
 def test_a_collection_of_an_object_store_that_dies_at_any_removal_leaves_whole_versions(root, build, monkeypatch):
     """Who can be opened is whole, and so is every shard that has a receipt; the next collection ends the work."""
-    left = dying_at_a_removal(root, monkeypatch)
-    for death in itertools.count(1, 7):
-        for seed, names in enumerate((["a", "b"], ["b", "c"])):
-            left[0] = 0
-            build(*names, split_seed=seed)
-        left[0] = death
-        try:
-            collect(root, NOW, delete=True)
-        except Killed:
-            pass
-        else:
-            break
-        left[0] = 0
+    two = lambda: [build(*names, split_seed=seed) for seed, names in enumerate(("ab", "bc"))]  # noqa: E731
+    for _ in deaths(root, monkeypatch, itertools.count(1, 7), two, lambda: collect(root, NOW, delete=True)):
         for version in versions(root):
             flat_tokens.verify(f"{root.url}/versions/{version}", "full")
         for key in [name for name in names_of(root, "_cache") if root.exists(f"_cache/{name}/receipt.json")]:
@@ -332,7 +321,6 @@ def test_a_collection_of_an_object_store_that_dies_at_any_removal_leaves_whole_v
         assert shards(root) == 0
         assert list(names_of(root, "_cache/index")) == [f"{version}.json" for version in versions(root)]
         flat_tokens.verify(root.url, "full")
-    assert death > 28
 
 
 def test_without_a_pointer_no_version_is_superfluous(root, build):

@@ -4,7 +4,7 @@ hop is checked, by every client that reads what people name.
 
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -159,9 +159,13 @@ def test_every_deployment_is_bound(roots):
             flow.validate_parameters(parameters)
 
 
-def test_without_roots_there_is_no_bound(monkeypatch):
+@pytest.fixture
+def no_roots(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in (INPUT_ROOTS, OUTPUT_ROOTS):
         monkeypatch.delenv(variable, raising=False)
+
+
+def test_without_roots_there_is_no_bound(no_roots, monkeypatch):
     assert READ("/etc/passwd") == WRITE("/etc/passwd") == "/etc/passwd"
     monkeypatch.setenv(INPUT_ROOTS, "/data")
     assert WRITE("/srv/out") == "/srv/out"  # each of them bounds its own
@@ -259,17 +263,13 @@ def test_a_dataset_of_the_hub_is_a_name_and_no_path(path):
         "http://[2002:c000:c0::]/",
     ],
 )
-def test_addresses_of_credentials_are_not_asked_however_they_are_written(monkeypatch, url):
-    for variable in (INPUT_ROOTS, OUTPUT_ROOTS):
-        monkeypatch.delenv(variable, raising=False)
+def test_addresses_of_credentials_are_not_asked_however_they_are_written(no_roots, url):
     with refusal(r"an address at which cloud machines get their credentials\. No root names it", ValidationError):
         READ(url)
 
 
-def test_private_addresses_are_for_runs_of_ones_own(monkeypatch):
+def test_private_addresses_are_for_runs_of_ones_own(no_roots, monkeypatch):
     """A run that came through Prefect's API reads at one only if a root names it."""
-    for variable in (INPUT_ROOTS, OUTPUT_ROOTS):
-        monkeypatch.delenv(variable, raising=False)
     internal = ["127.0.0.1:8000", "10.1.2.3", "100.64.0.1", "0.0.0.0", "[::1]", "[::]", "[fd12::1]", "[2002:a01:203::]"]
     public = ["8.8.8.8", "[2606:4700::1111]", "data.example"]
     for host in (*internal, *public):
@@ -406,20 +406,15 @@ def servers() -> Iterator[tuple[Server, Server]]:
         yield one, other
 
 
-def looks(url: str, tmp_path: Path) -> object:
-    return resolve_source(Source(path=url), 0)
-
-
-def fetches(url: str, tmp_path: Path) -> object:
-    return fetch_file(FoundFile(source=0, name="a.jsonl", uri=url, size=None), (Source(path="x"),), tmp_path)
-
-
-def reads(url: str, tmp_path: Path) -> object:
-    return Store.at(url).read("")
-
-
-CLIENTS = pytest.mark.parametrize("client", [looks, fetches, reads])
-Client = Callable[[str, Path], object]
+CLIENTS = pytest.mark.parametrize(
+    "client",
+    [
+        lambda url, _: resolve_source(Source(path=url), 0),
+        lambda url, scratch: fetch_file(FoundFile(source=0, name="a.jsonl", uri=url, size=None), (Source(path="x"),), scratch),
+        lambda url, _: Store.at(url).read(""),
+    ],
+    ids=["look", "fetch", "read"],
+)
 
 
 @CLIENTS

@@ -388,12 +388,6 @@ def test_a_disk_keeps_a_reserve(server, tmp_path, monkeypatch):
         bring(server.url(), tmp_path)
 
 
-def test_a_copy_is_used_again_while_the_server_has_the_same_version(server, tmp_path):
-    first = bring(server.url(), tmp_path)
-    assert bring(server.url(), tmp_path) == first
-    assert server.seen == ["HEAD", "GET", "HEAD"]
-
-
 @pytest.mark.parametrize(
     "damage", [lambda path: os.truncate(path, 5), lambda path: path.write_bytes(BODY[:-1] + b"X"), Path.unlink]
 )

@@ -96,19 +96,6 @@ def write_lines(path: Path, *values: str) -> None:
     write_rows(path, [{"text": value} for value in values])
 
 
-def test_a_changed_file_is_read_although_its_time_was_set_back(tmp_path):
-    """Its content counts, and nothing is done where the time alone is another one."""
-    source, path = {"path": str(tmp_path / "in")}, tmp_path / "in/a.jsonl"
-    write_lines(path, "old")
-    first, times = make(tmp_path / "out", source=source), path.stat()
-    write_lines(path, "new")
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    second = make(tmp_path / "out", source=source)
-    assert second.version != first.version
-    os.utime(path)
-    assert make(tmp_path / "out", source=source).was_published
-
-
 def test_files_of_equal_content_share_their_shards(tmp_path, monkeypatch):
     """Tokenized once, placed twice, each under its own number; and counted as repeated."""
     tokenized = []
@@ -216,19 +203,6 @@ def test_a_version_with_a_file_too_many_is_not_published(tmp_path):
     assert not is_published(Store.at(tmp_path), first.version, "mmap")
     stray.unlink()
     assert make(tmp_path, sources=demo_sources()).version == first.version
-
-
-def test_a_lost_or_foreign_link_is_mended(tmp_path):
-    root = Store.at(tmp_path)
-    root.put("versions/one/manifest.json", b"one")
-    publish(root, "one", 0)
-    (tmp_path / "latest").unlink()
-    assert publish(root, "one", 0) == 1
-    assert os.readlink(tmp_path / "latest") == "versions/one"
-    (tmp_path / "latest").unlink()
-    (tmp_path / "latest").symlink_to("/nowhere")
-    publish(root, "one", 0)
-    assert os.readlink(tmp_path / "latest") == "versions/one"
 
 
 def test_half_written_pointers_and_notes_of_dead_processes_are_removed(tmp_path):

@@ -41,6 +41,7 @@ def test_a_collection_knows_of_every_build(root, scratch):
     with collection_lease(root) as busy:
         assert busy is None
     assert in_use(root) is None
+    assert list(root.listing()) == []
 
 
 def test_a_build_begins_when_the_collection_has_ended(root, scratch, monkeypatch):
@@ -61,12 +62,6 @@ def test_a_build_begins_when_the_collection_has_ended(root, scratch, monkeypatch
         order.append("collected")
     thread.join()
     assert order == ["collected", "build"]
-
-
-def test_nothing_is_left_behind(root, scratch):
-    with build_lease(root, scratch), collection_lease(root):
-        pass
-    assert list(root.listing()) == []
 
 
 def test_a_killed_build_is_running_no_more(tmp_path):

@@ -23,7 +23,7 @@ from flat_tokens.stores.store import Store
 from tasks.garbage import Policy, collect
 from tasks.gates import Finding
 from tasks.output.paths import version_store
-from tasks.output.pointer import Candidate, Former, Pointer, change_pointer, publish, read_history, read_pointer
+from tasks.output.pointer import Candidate, Pointer, change_pointer, publish, read_history, read_pointer
 from tasks.output.swap import ObjectState, read_state, swap
 from tasks.output.versions import (
     approve,
@@ -234,17 +234,6 @@ def test_a_pointer_remembers_what_it_pointed_at_each_version_once(tmp_path):
 def test_a_first_pointer_has_no_more_than_version_digest_and_number(tmp_path):
     publish(versions(Store.at(tmp_path), "one"), "one", 0)
     assert sorted(json.loads((tmp_path / "latest.json").read_bytes())) == ["manifest_sha256", "sequence", "version"]
-
-
-def test_moving_back_forgets_what_came_after_and_withdraws_what_it_left():
-    past = tuple(Former(version=name, until="2026-01-01T00:00:00+00:00") for name in ("one", "two", "three"))
-    back = Pointer(version="four", manifest_sha256="4", sequence=4, former=past).moved_back("two", "2")
-    assert Pointer.model_validate_json(back.as_json()) == back
-    assert (back.version, back.manifest_sha256, back.sequence) == ("two", "2", 5)
-    assert back.names("former") == ["one"]
-    assert back.names("withdrawn") == ["four"]
-    on = back.moved("four", "4", is_there=True)
-    assert (on.names("former"), on.withdrawn, on.sequence) == (["one", "two"], (), 6)
 
 
 FORMER = {"version": "a", "until": "2026-01-01T00:00:00+00:00"}
