@@ -128,7 +128,8 @@ class ReadySteps:
         for name, step in self._open:
             if not len(texts):
                 break
-            run = _run(name, step, _batch(texts, keys[at], beside))
+            batch = {"text": texts, "key": kept.as_arrow(keys[at]), **beside}
+            run = _run(name, step, pa.RecordBatch.from_arrays(list(batch.values()), names=list(batch)))
             details = ((int(at[i]), f"step {name!r} fails on it: {why}") for i, why in sorted(run.faults.items()))
             failed += [(i, f"{name}.failed", detail) for i, detail in details]
             left_out |= {reason: at[numbers] for reason, numbers in run.left_out.items()}
@@ -168,11 +169,6 @@ class ReadySteps:
 def columns_given(step: Step) -> tuple[str, ...]:
     """The columns that a step says it gives."""
     return tuple(getattr(step, "gives_columns", ()))
-
-
-def _batch(texts: pa.LargeStringArray, keys: UInt64s, columns: Mapping[str, pa.Array]) -> pa.RecordBatch:
-    named = {"text": texts, "key": kept.as_arrow(keys), **columns}
-    return pa.RecordBatch.from_arrays(list(named.values()), names=list(named))
 
 
 class _StepOutcome(NamedTuple):
@@ -324,48 +320,37 @@ def _opened(steps_json: str) -> ReadySteps:
     described, opened = list[JsonObject](), list[_Open]()
     names = Counter[str]()
     for step in json.loads(steps_json):
-        use, given, options, version = step["use"], step.get("name"), step.get("options") or {}, step.get("version")
+        use, options, version = step["use"], step.get("options") or {}, step.get("version")
         made, installed = _made(use, options)
         names[use] += 1
-        name = given or (use if names[use] == 1 else f"{use}-{names[use]}")
+        name = step.get("name") or (use if names[use] == 1 else f"{use}-{names[use]}")
         if not NAME.fullmatch(name):
             raise ValueError(f"{name!r} is not a name of a step; take letters, digits, dashes and underscores")
         if name in [one.name for one in opened]:
             raise ValueError(f"{name!r} is the name of two steps; give one of them another")
         if version not in (None, installed):
             raise ValueError(f"step {use!r} is of version {installed} here, and was of version {version}")
-        _check_columns(name, made, opened)
+        given, taken = columns_given(made), [column for one in opened for column in columns_given(one.step)]
+        for number, column in enumerate(given):
+            if not isinstance(column, str) or not COLUMN.fullmatch(column):
+                raise ValueError(f"step {name!r} gives a column {column!r}, which is not a name")
+            if column in kept.RESERVED:
+                raise ValueError(
+                    f"step {name!r} gives a column {column!r}, which every document has already. Give it another name"
+                )
+            if column in (*given[:number], *taken):
+                raise ValueError(f"the column {column!r} is given twice, by step {name!r} the second time. Give it another name")
         options = getattr(made, "described_as", options)
         described.append({"use": use, "name": name, "version": installed, "options": options})
         opened.append(_Open(name, made))
     return ReadySteps(tuple(described), tuple(opened))
 
 
-def _check_columns(name: str, step: Step, before: Sequence[_Open]) -> None:
-    """ValueError for names of columns that a step cannot give."""
-    given, taken = columns_given(step), [column for one in before for column in columns_given(one.step)]
-    for number, column in enumerate(given):
-        if not isinstance(column, str) or not COLUMN.fullmatch(column):
-            raise ValueError(f"step {name!r} gives a column {column!r}, which is not a name")
-        if column in kept.RESERVED:
-            raise ValueError(f"step {name!r} gives a column {column!r}, which every document has already. Give it another name")
-        if column in (*given[:number], *taken):
-            raise ValueError(f"the column {column!r} is given twice, by step {name!r} the second time. Give it another name")
-
-
 def _made(use: str, options: JsonFacts) -> tuple[Step, str]:
-    """The step of that name with its options, and its version."""
+    """The step of that name with its options, and its version. ValueError, with the nearest one, for an option that the step does
+    not have, and for one that it needs.
+    """
     make, package = (SHIPPED[use], "") if use in SHIPPED else _installed(use)
-    _check_options(use, make, options)
-    try:
-        step = make(**options)
-    except (TypeError, ValueError, ModuleNotFoundError) as error:
-        raise ValueError(f"step {use!r}: {error}") from error
-    return step, str(getattr(step, "version", package))
-
-
-def _check_options(use: str, make: MakeStep, options: JsonFacts) -> None:
-    """ValueError, with the nearest one, for an option that a step does not have, and for one that it needs."""
     parameters = inspect.signature(make).parameters
     takes_others = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     for name in options:
@@ -374,6 +359,11 @@ def _check_options(use: str, make: MakeStep, options: JsonFacts) -> None:
     for name, one in parameters.items():
         if one.default is one.empty and one.kind is one.KEYWORD_ONLY and name not in options:
             raise ValueError(f"step {use!r} needs the option {name!r}")
+    try:
+        step = make(**options)
+    except (TypeError, ValueError, ModuleNotFoundError) as error:
+        raise ValueError(f"step {use!r}: {error}") from error
+    return step, str(getattr(step, "version", package))
 
 
 def _installed(use: str) -> tuple[MakeStep, str]:

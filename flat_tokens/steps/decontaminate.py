@@ -163,26 +163,28 @@ class QuestionIndex:
 
     def find(self, data: UInt8s, offsets: Int64s) -> Found:
         """The places in texts, of which text k is ``data[offsets[k]:offsets[k + 1]]``."""
-        found = Found.together([self._in(window, first, data, offsets) for first, window in self._windows(data, offsets)])
+        found = Found.together([self._in_window(*window, data, offsets) for window in self._windows(data, offsets)])
         order = np.lexsort((found.question, found.set, found.stop, found.start, found.text))
         found = found.those(order)
         # Windows of a long text overlap.
         again = np.all([values[1:] == values[:-1] for values in found], axis=0)
         return found.those(np.concatenate([np.ones(min(len(order), 1), bool), ~again]))
 
-    def _windows(self, data: UInt8s, offsets: Int64s) -> Iterator[tuple[int, _WordWindow]]:
-        """Words of texts, some at a time, with the number of the first text. Those of a long text overlap by a run."""
+    def _windows(self, data: UInt8s, offsets: Int64s) -> Iterator[tuple[int, Words, np.int64]]:
+        """Words of texts, some at a time: the number of the first text, the words, and where their bytes begin. Those of a long
+        text overlap by a run.
+        """
         text, count = 0, len(offsets) - 1
         while text < count:
             stop = int(np.searchsorted(offsets, offsets[text] + WINDOW_BYTES, "right")) - 1
             if stop > text:
-                yield text, _WordWindow(words_of(data, offsets[text : stop + 1]), offsets[text])
+                yield text, words_of(data, offsets[text : stop + 1]), offsets[text]
                 text = stop
                 continue
-            yield from ((text, window) for window in self._windows_of(data, int(offsets[text]), int(offsets[text + 1])))
+            yield from ((text, *window) for window in self._windows_of(data, int(offsets[text]), int(offsets[text + 1])))
             text += 1
 
-    def _windows_of(self, data: UInt8s, start: int, stop: int) -> Iterator[_WordWindow]:
+    def _windows_of(self, data: UInt8s, start: int, stop: int) -> Iterator[tuple[Words, np.int64]]:
         """Windows of one long text."""
         size = WINDOW_BYTES
         while True:
@@ -193,54 +195,37 @@ class QuestionIndex:
             if end < stop and len(words.starts) <= self._longest + 1:
                 size *= 2  # no spaces, or few and very long words
                 continue
-            yield _WordWindow(words, np.int64(start))
+            yield words, np.int64(start)
             if end == stop:
                 return
             start += int(words.in_texts(words.starts[-self._longest :])[0])
             size = WINDOW_BYTES
 
-    def _in(self, window: _WordWindow, first: int, data: UInt8s, offsets: Int64s) -> Found:
+    def _in_window(self, first: int, words: Words, begin: np.int64, data: UInt8s, offsets: Int64s) -> Found:
         """The questions whose words occur in a window of texts, with their places in the texts."""
-        words, found = window.words, list[Found]()
+        found = list[Found]()
         for runs in self._runs:
             at, run = runs.candidates(words)
             same = are_equal(words, at, self.words, runs.first[run], runs.length[run])
             at, run = at[same], run[same]
             text = np.searchsorted(words.bounds, at, "right") - 1
             # (bytes of the window) -> bytes of the text
-            here = window.start - offsets[first + text]
-            start, stop = (
-                words.in_texts(places) + here for places in (words.starts[at], words.stops[at + runs.length[run] - 1] - 1)
+            origin = offsets[first + text]
+            start, end = (
+                words.in_texts(places) + begin for places in (words.starts[at], words.stops[at + runs.length[run] - 1] - 1)
             )
+            end = end + 1
+            for _ in range(3):  # up to the end of the last character
+                end = end + ((end < len(data)) & (data[np.minimum(end, len(data) - 1)] & 0xC0 == 0x80))
             facts = (runs.set[run], runs.question[run], runs.first[run], runs.length[run])
-            found.append(
-                Found(first + text, start, _character_end(data, offsets[first + text] + stop) - offsets[first + text], *facts)
-            )
+            found.append(Found(first + text, start - origin, end - origin, *facts))
         return Found.together(found)
-
-
-class _WordWindow(NamedTuple):
-    """Words of some texts, whose bytes begin at ``start``."""
-
-    words: Words
-    start: np.int64
 
 
 def _last_end(text: UInt8s) -> int:
     """The last place of *text* at which no word goes on, as spaces of ASCII show it; 0 without any."""
     spaces = np.flatnonzero((text == ord(" ")) | (text == ord("\n")))
     return int(spaces[-1]) + 1 if len(spaces) else 0
-
-
-def _character_end(data: UInt8s, places: Int64s) -> Int64s:
-    """The end of the character that each of *places* is in: int64[n]."""
-    ends = places + 1
-    for _ in range(3):
-        within = (ends < len(data)) & (data[np.minimum(ends, len(data) - 1)] & 0xC0 == 0x80)
-        if not within.any():
-            break
-        ends = ends + within
-    return ends
 
 
 _indexes: dict[tuple[Any, ...], QuestionIndex] = {}

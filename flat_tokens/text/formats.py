@@ -7,6 +7,7 @@ import codecs
 import contextlib
 import gzip
 import lzma
+import posixpath
 import re
 import threading
 import zlib
@@ -24,7 +25,7 @@ from flat_tokens.text.jsonl import JSONL
 from flat_tokens.text.parquet import PARQUET
 from flat_tokens.text.plain import BOM, PLAIN
 from flat_tokens.text.rows import Range, SourceFormat, TextFile
-from flat_tokens.text.tar import TAR, has_header, is_tar
+from flat_tokens.text.tar import TAR, has_header
 from flat_tokens.text.warc import WARC
 
 FileFormat = Literal["parquet", "jsonl", "text", "arrow", "csv", "warc", "tar"]
@@ -78,10 +79,6 @@ def _gunzip(file: BinaryIO) -> Iterator[bytes]:
         yield from _read(igzip.open, file)
     except igzip_lib.IsalError as error:  # type: ignore[misc]  # its stub says what it is an instance of
         raise ValueError(str(error)) from error
-
-
-def _xz() -> lzma.LZMADecompressor:
-    return lzma.LZMADecompressor(lzma.FORMAT_XZ)
 
 
 def _streams(new: Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor], file: BinaryIO) -> Iterator[bytes]:
@@ -164,7 +161,7 @@ COMPRESSIONS: dict[str, Unpacker] = {
     ".gz": lambda file, _: _gunzip(file),
     ".zst": _unzstd,
     ".bz2": lambda file, _: _streams(bz2.BZ2Decompressor, file),
-    ".xz": lambda file, _: _streams(_xz, file),
+    ".xz": lambda file, _: _streams(lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), file),
 }
 """Compressions by the ending of their files: the function that yields their unpacked bytes, given the largest window that may be
 kept in memory.
@@ -182,7 +179,7 @@ def compression_of(head: bytes, name: str = "") -> str | None:
     if (found := packed_as(head)) is not None:
         return found
     refuse_foreign(head, name)
-    ending = _suffix(name).lower()
+    ending = posixpath.splitext(name)[1].lower()
     if ending in PACKED and head and not head.startswith(MAGICS) and not _is_text(head):
         remedy = f"Unpack it first: {FOREIGN[ending][1]} {PurePath(name).name}" if ending in FOREIGN else "Fetch it again"
         raise ValueError(f"{name} begins with {head[:8]!r}, as no {ending} file does that is read here. {remedy}, or rename it.")
@@ -243,8 +240,8 @@ def detect_format(head: bytes, name: str, wanted: FileFormat | Literal["auto"] =
     begins = b"" if is_text else head  # a text may begin with PARENTS
     if begins.startswith(ENCRYPTED):
         raise ValueError(f"{name} is encrypted Parquet, for which there are no keys here. Write it without encryption first.")
-    found = next((kind for kind, row in FORMATS.items() if begins.startswith(row.begins)), "tar" if is_tar(head) else None)
-    if found:
+    by_archive: FileFormat | None = "tar" if head.startswith(b"ustar", 257) else None
+    if found := next((kind for kind, row in FORMATS.items() if begins.startswith(row.begins)), by_archive):
         if wanted not in ("auto", found):
             raise ValueError(f"{name} is {found}, not {wanted}. Leave source.format out, or repair the file.")
         return found
@@ -281,20 +278,13 @@ def detect_format(head: bytes, name: str, wanted: FileFormat | Literal["auto"] =
 
 def named_format(name: str) -> FileFormat | None:
     """The format that a file's name says, whatever it is compressed by."""
-    ending = _suffix(name)
+    stem, ending = posixpath.splitext(name)
     if ending.lower() in PACKED:
-        ending = _suffix(name[: -len(ending)])
+        ending = posixpath.splitext(stem)[1]
     return _FORMATS_BY_ENDING.get(ending.lower())
 
 
 _FORMATS_BY_ENDING = {ending: kind for kind, row in FORMATS.items() for ending in row.endings}
-
-
-def _suffix(name: str) -> str:
-    """The suffix of a file's name, as ``PurePath`` has it."""
-    base = name[name.rfind("/") + 1 :]
-    at = base.rfind(".")
-    return base[at:] if 0 < at < len(base) - 1 else ""
 
 
 def holding(kind: FileFormat, file: TextFile, rows: Sequence[int]) -> Iterator[tuple[Range, int]]:

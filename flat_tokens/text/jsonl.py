@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from numbers import Number
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -69,7 +69,10 @@ def read(file: TextFile, part: Range) -> Iterator[Rows]:
             types = _types_to_try(block, file, types)
             rows, id_type = _parse_fast(block, file, limit, start, seen, id_type, types)
             rows = rows or _parse_lines(block, file, limit, start, seen)
-            types |= _types_of(rows)
+            fields = rows.columns.schema if rows.columns is not None else ()
+            found = {one.name: one.type for one in fields if not pa.types.is_null(one.type)}
+            # The parser makes texts of this kind.
+            types |= {name: pa.string() if pa.types.is_large_string(kind) else kind for name, kind in found.items()}
         else:
             rows = passed_over(file, start, seen)
         yield rows
@@ -109,13 +112,6 @@ def _types_to_try(block: bytes, file: TextFile, known: Types) -> Types:
             if name not in types and (kind := JSON_TYPES.get(type(value_at(value, name)))) is not None:
                 types[name] = getattr(pa, kind)()
     return types
-
-
-def _types_of(rows: Rows) -> Types:
-    """The types of the kept columns of a block, as the next one is tried with them."""
-    fields = rows.columns.schema if rows.columns is not None else ()
-    text = pa.large_string() if fields else None
-    return {one.name: pa.string() if one.type == text else one.type for one in fields if not pa.types.is_null(one.type)}
 
 
 def _parse_fast(
@@ -159,7 +155,8 @@ def _parse_fast(
             continue
         if table.num_rows != len(ends):  # several objects on a line
             return None, id_type
-        if any(_may_be_rounded(columns[name]) for name in beside):
+        fractions = [columns[name].to_numpy(zero_copy_only=False) for name in beside if columns[name].type == pa.float64()]
+        if any((np.abs(some) >= FLOAT64_HAS_ALL).any() for some in fractions):  # integers, which Arrow's parser may have rounded
             return None, id_type
         end = start + len(ends)
         ids = columns[file.id_column] if file.id_column else None
@@ -200,13 +197,6 @@ def _nested(fields: Mapping[str, pa.DataType]) -> pa.Schema:
 
 def _as_types(tree: Mapping[str, Any]) -> list[tuple[str, pa.DataType]]:
     return [(name, pa.struct(_as_types(kind)) if isinstance(kind, dict) else kind) for name, kind in tree.items()]
-
-
-def _may_be_rounded(values: pa.Array) -> bool:
-    """Whether integers may have become fractions that are not they: Arrow's parser does not say so."""
-    if values.type != pa.float64():
-        return False
-    return bool((np.abs(values.to_numpy(zero_copy_only=False)) >= FLOAT64_HAS_ALL).any())
 
 
 def _without_faults(rows: Rows, looked_at: dict[int, tuple[str, str] | None]) -> Rows:
@@ -273,15 +263,11 @@ def _parse_lines(block: bytes, file: TextFile, limit: int, start: int, seen: int
     return collected.rows(start + len(lines), seen)
 
 
-class _Line(NamedTuple):
-    """Text and id of one line, and its values of the kept columns."""
-
-    text: bytes | None = None
-    identity: bytes | None = None
-    kept: tuple[Any, ...] = ()
+Line: TypeAlias = "tuple[bytes | None, bytes | None, tuple[Any, ...]]"
+"""Text and id of one line, and its values of the kept columns."""
 
 
-def _conversations(file: TextFile) -> Callable[[bytes], _Line | None]:
+def _conversations(file: TextFile) -> Callable[[bytes], Line | None]:
     """Reads lines with conversations as `_parse_line` does, in half of the time. None for what that has to look at: numbers with
     a fraction, which Python writes in its own way, and all that may be a fault.
     """
@@ -290,7 +276,7 @@ def _conversations(file: TextFile) -> Callable[[bytes], _Line | None]:
     decode = msgspec.json.Decoder(msgspec.defstruct("Line", fields, gc=False), float_hook=_refuse).decode
     encode, spaced, values_of = msgspec.json.Encoder().encode, msgspec.json.format, msgspec.structs.astuple
 
-    def read(line: bytes) -> _Line | None:
+    def read(line: bytes) -> Line | None:
         try:
             values = dict(zip(columns, values_of(decode(line)), strict=True))
             lists = [values[column] for column in own]
@@ -302,7 +288,7 @@ def _conversations(file: TextFile) -> Callable[[bytes], _Line | None]:
         key = values[identity] if identity else ""
         if type(key) not in (str, int):
             return None
-        return _Line(_together(texts), str(key).encode() if identity else None, tuple([values[name] for name in kept]))
+        return _together(texts), str(key).encode() if identity else None, tuple([values[name] for name in kept])
 
     return read
 
@@ -321,7 +307,7 @@ def _number(written: str) -> float | Decimal:
         raise ValueError(f"no number is as large as {written[:40]}") from None
 
 
-def _parse_line(line: bytes, file: TextFile) -> _Line:
+def _parse_line(line: bytes, file: TextFile) -> Line:
     return row_of(object_in(line, "the line"), file)
 
 
@@ -350,7 +336,7 @@ def object_in(data: bytes, what: str) -> JsonObject:
     return value
 
 
-def row_of(value: JsonObject, file: TextFile) -> _Line:
+def row_of(value: JsonObject, file: TextFile) -> Line:
     """The row of an object, which a line is. BadRowError if it is not one."""
     needed = (column for column in file.text_columns if column != file.tools_column)  # a conversation may do without tools
     for column, reason in (*((column, "null") for column in needed), (file.id_column, "null_id")):
@@ -368,26 +354,19 @@ def row_of(value: JsonObject, file: TextFile) -> _Line:
     if isinstance(identity, str) and SURROGATE.search(identity):
         raise BadRowError("invalid_unicode", f"{file.id_column!r} is not valid UTF-8")
     kept = tuple(_value(value, name) for name in file.kept_here)
+    if file.tools_column is not None and texts[-1] is None:
+        texts[-1] = ""
     try:
-        text_bytes = _joined(texts, file)
+        parts = [utf8(text) if isinstance(text, str) else json_bytes(text) for text in texts]
     except RecursionError:  # writing JSON goes a little less deep than reading it
         raise BadRowError("malformed", "the line is JSON nested too deep") from None
-    return _Line(text_bytes, None if identity is None else str(identity).encode(), kept)
+    return None if None in texts else _together(parts), None if identity is None else str(identity).encode(), kept
 
 
 def _value(line: JsonObject, path: str) -> Any:
     """The value at a path of a line; None if there is none."""
     found = value_at(line, path)
     return None if found is ABSENT else found
-
-
-def _joined(texts: list[Any], file: TextFile) -> bytes | None:
-    """The document of a line, of its text or texts; None if one is null."""
-    if file.tools_column is not None and texts[-1] is None:
-        texts = [*texts[:-1], ""]
-    if any(text is None for text in texts):
-        return None
-    return _together([utf8(text) if isinstance(text, str) else json_bytes(text) for text in texts])
 
 
 def _together(parts: Sequence[bytes]) -> bytes:

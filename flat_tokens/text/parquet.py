@@ -162,16 +162,15 @@ def _even(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     size = 0
     for batch in batches:
         batch_size = batch.nbytes
-        if batch_size > 2 * limits.BATCH_BYTES or any(map(pa.types.is_dictionary, batch.schema.types)):
+        is_cut = batch_size > 2 * limits.BATCH_BYTES or any(map(pa.types.is_dictionary, batch.schema.types))
+        if is_cut or size + batch_size > limits.BATCH_BYTES or sum(map(len, held)) + len(batch) > limits.BATCH_ROWS:
             yield from _joined(held)
             held, size = [], 0
+        if is_cut:
             yield from cut(batch)
-            continue
-        if held and (size + batch_size > limits.BATCH_BYTES or sum(map(len, held)) + len(batch) > limits.BATCH_ROWS):
-            yield from _joined(held)
-            held, size = [], 0
-        held.append(batch)
-        size += batch_size
+        else:
+            held.append(batch)
+            size += batch_size
     yield from _joined(held)
 
 

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import BinaryIO
 
 import numpy as np
 
-from flat_tokens.annotations import Bools, Int64s, IntPair, UInt8s
+from flat_tokens.annotations import Int64s, IntPair, UInt8s
 from flat_tokens.extras import pa
 from flat_tokens.text import limits
 from flat_tokens.text.rows import Range, Rows, SourceFormat, TextFile, passed_over
@@ -42,8 +42,12 @@ class Separator:
     def last_end(self, data: bytearray, start: int) -> int:
         """The end of the last separator in *data*, if one begins at *start* or later, else 0."""
         if self._pattern is None:
-            at = _last_separator(data, self.data, start)
-            return 0 if at < 0 else at + len(self.data)
+            at, length = data.rfind(self.data, start), len(self.data)
+            while at > 0 and (overlapped := data.rfind(self.data, max(at - length + 1, 0), at + length - 1)) >= 0:
+                at = overlapped
+            while at >= 0 and (further := data.find(self.data, at + length)) >= 0:
+                at = further
+            return 0 if at < 0 else at + length
         end = 0
         for found in self._pattern.finditer(data, start):
             end = found.end()
@@ -77,18 +81,6 @@ def blocks(file: TextFile, part: Range, separator: Separator | None, limit: int)
             searched = max(len(pending) - overlap, 0)
         if pending:
             yield bytes(pending), True
-
-
-def _last_separator(data: bytearray, separator: bytes, start: int) -> int:
-    """The place of the last separator in *data*, if one begins at *start* or later, else -1. They are found from left to right:
-    in "---" it is the first "--".
-    """
-    at = data.rfind(separator, start)
-    while at > 0 and (overlapped := data.rfind(separator, max(at - len(separator) + 1, 0), at + len(separator) - 1)) >= 0:
-        at = overlapped
-    while at >= 0 and (further := data.find(separator, at + len(separator))) >= 0:
-        at = further
-    return at
 
 
 def _pass_over(opened: BinaryIO, left: int, separator: Separator | None, pending: bytearray) -> int:
@@ -185,7 +177,7 @@ def plain_texts(data: UInt8s, ends: Int64s, separator: bytes) -> tuple[pa.LargeB
     if there is no separator.
     """
     starts = np.concatenate([[0], ends[:-1]]).astype(np.int64)
-    found = _separators(data, ends, separator)
+    found = _places_of(data, separator, ends) if separator else np.empty(0, np.int64)
     # A file's text after its last separator is a document, too.
     behind = np.searchsorted(found, ends)
     last = np.where(behind > 0, found[behind - 1] + len(separator), 0) if len(found) else np.zeros(len(ends), np.int64)
@@ -204,25 +196,12 @@ def plain_texts(data: UInt8s, ends: Int64s, separator: bytes) -> tuple[pa.LargeB
     return _texts(kept, offsets), counts
 
 
-def _separators(data: UInt8s, ends: Int64s, separator: bytes) -> Int64s:
-    """The places where separators begin, none of which crosses the end of a file. They are found from left to right: in "---"
-    it is the first "--".
-    """
-    if not separator or len(data) < len(separator):
-        return np.empty(0, np.int64)
-    return places_of(data, separator, lambda found: found + len(separator) <= ends[np.searchsorted(ends, found, "right")])
-
-
-def places_of(
-    data: UInt8s,
-    separator: bytes,
-    may_be: Callable[[Int64s], Bools] = lambda found: np.ones(len(found), bool),
-) -> Int64s:
-    """The places of separators in *data*, from left to right, among the candidates *may_be*: int64[n]."""
+def _places_of(data: UInt8s, separator: bytes, ends: Int64s) -> Int64s:
+    """The places where separators begin in files that end at *ends*, from left to right; none crosses an end: int64[n]."""
     found = np.flatnonzero(data[: max(len(data) - len(separator) + 1, 0)] == separator[0])
     for k in range(1, len(separator)):
         found = found[data[found + k] == separator[k]]
-    found = found[may_be(found)]
+    found = found[found + len(separator) <= ends[np.searchsorted(ends, found, "right")]]
     if len(found) > 1 and (np.diff(found) < len(separator)).any():  # in "---" the first "--" is one
         places, behind = found.tolist(), 0
         found = np.array([at for at in places if at >= behind and (behind := at + len(separator))], np.int64)
@@ -233,7 +212,7 @@ def _split_crlf(data: UInt8s, separator: bytes) -> pa.LargeBinaryArray:
     """The documents of a block in which a line feed of the separator may be CR LF. Other carriage returns stay."""
     is_return = np.append((data[:-1] == ord("\r")) & (data[1:] == ord("\n")), False)
     there = np.flatnonzero(~is_return)  # byte of the block without these -> byte of the block
-    found = places_of(data[there], separator)
+    found = _places_of(data[there], separator, np.array([len(there)]))
     keep = np.ones(len(data), bool)
     removed = np.full(len(found), len(separator))
     for k, byte in enumerate(separator):

@@ -220,9 +220,9 @@ WANTED = {
 def check_columns(file: TextFile, schema: pa.Schema) -> None:
     """Refuse a file without the text column, or with one that holds no text."""
     first = "messages_column" if file.has_messages else "prompt_column" if file.completion_column else "text_column"
-    columns = (file.text_column, file.completion_column, file.tools_column, file.id_column)
+    settings = [(first, file.text_column), ("completion_column", file.completion_column), ("tools_column", file.tools_column)]
+    settings += [("id_column", file.id_column), *(("keep_columns", column) for column in file.kept_here)]
     written, schema = schema, with_paths(schema, file.columns)
-    settings = zip((first, "completion_column", "tools_column", "id_column"), columns, strict=True)
     for setting, column in settings:
         if column is None:
             continue
@@ -230,6 +230,9 @@ def check_columns(file: TextFile, schema: pa.Schema) -> None:
             raise _no_column(file, column, written, setting)
         if names.count(column) > 1:
             raise ValueError(f"{file.name} has {names.count(column)} columns named {column!r}; give them different names.")
+        if setting == "keep_columns":
+            as_kept(pa.nulls(0, schema.field(column).type), column, file.name)
+            continue
         kind = plain_type(schema.field(column).type)
         is_list = setting in ("messages_column", "tools_column") and is_messages(kind)
         if is_list and (twice := _named_twice(kind)):
@@ -238,12 +241,6 @@ def check_columns(file: TextFile, schema: pa.Schema) -> None:
         if not (is_text(kind) or right or pa.types.is_null(kind)):
             wanted = WANTED.get(setting, "text")
             raise ValueError(f"{file.name}: column {column!r} is {kind}, not {wanted}. Set source.{setting} to another column.")
-    for column in file.kept_here:
-        if column not in schema.names:
-            raise _no_column(file, column, written, "keep_columns")
-        if schema.names.count(column) > 1:
-            raise ValueError(f"{file.name} has {schema.names.count(column)} columns named {column!r}; give them different names.")
-        as_kept(pa.nulls(0, schema.field(column).type), column, file.name)
 
 
 def check_names(file: TextFile, names: Iterable[str]) -> None:
@@ -293,7 +290,11 @@ def as_kept(values: pa.Array, name: str, file: str) -> pa.Array:
     if types.is_integer(kind):
         return values.cast(pa.int64())
     if types.is_decimal(kind):
-        return _decimals_as_floats(values, name, file)
+        floats = values.cast(pa.float64())
+        for i in np.flatnonzero(np.abs(floats.to_numpy(zero_copy_only=False)) >= kept.FLOAT64_HAS_ALL).tolist():
+            if (value := values[i].as_py()) != floats[i].as_py():
+                raise _not_a_float(value, name, file)
+        return floats
     if types.is_floating(kind):
         return values.cast(pa.float64())
     if is_text(kind):
@@ -309,14 +310,6 @@ def as_kept(values: pa.Array, name: str, file: str) -> pa.Array:
         f"{file}: column {name!r} is {kind}; kept are text, numbers, truth values, dates and times. Leave it out of "
         "source.keep_columns."
     )
-
-
-def _decimals_as_floats(values: pa.Array, name: str, file: str) -> pa.Array:
-    floats = values.cast(pa.float64())
-    for i in np.flatnonzero(np.abs(floats.to_numpy(zero_copy_only=False)) >= kept.FLOAT64_HAS_ALL).tolist():
-        if (value := values[i].as_py()) != floats[i].as_py():
-            raise _not_a_float(value, name, file)
-    return floats
 
 
 def _not_a_float(value: Any, name: str, file: str) -> ValueError:
@@ -370,11 +363,6 @@ def chosen(batch: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
     """The columns and paths *names* of a batch, as ``as_plain`` has them; others may come with them."""
     if not set(batch.schema.names).issuperset(names):
         batch = pa.RecordBatch.from_arrays([column_at(batch, name) for name in names], names=list(names))
-    return plain_batch(batch)
-
-
-def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A batch of columns as ``as_plain`` has them."""
     if all(plain_type(kind) is kind for kind in batch.schema.types):
         return batch
     return pa.RecordBatch.from_arrays(list(map(as_plain, batch.columns)), names=batch.schema.names)
@@ -438,12 +426,6 @@ def prompts_and_completions(texts: pa.LargeStringArray) -> pa.LargeStringArray:
     prompts = pa.compute.replace_substring(prompts, ESCAPED_NUL.decode(), NUL.decode())
     both = pa.concat_arrays([prompts, completions])
     return both.take(pa.array(np.arange(2 * count).reshape(2, count).T.reshape(-1)))
-
-
-def prompt_and_completion(text: str) -> list[str]:
-    """The prompt and the completion of one text."""
-    found: list[str] = prompts_and_completions(pa.array([text], pa.large_string())).to_pylist()
-    return found
 
 
 KEPT_NULLS = ("role", "content")
@@ -523,7 +505,8 @@ def _as_objects(values: pa.Array) -> list[Any]:
     """Lists of structs as Python objects. Times are text there. Text that is not UTF-8 is bytes."""
     kind = _replaced(values.type, _plain_times)
     if kind != values.type:
-        values = values.cast(_replaced(values.type, _in_utc)).cast(kind)
+        utc = lambda one: pa.timestamp(one.unit, "UTC") if pa.types.is_timestamp(one) and one.tz is not None else one  # noqa: E731
+        values = values.cast(_replaced(values.type, utc)).cast(kind)
     try:
         found: list[Any] = values.to_pylist()
     except UnicodeDecodeError:
@@ -539,10 +522,6 @@ def _replaced(kind: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> 
         field = kind.value_field.with_type(_replaced(kind.value_type, leaf))
         return pa.large_list(field) if pa.types.is_large_list(kind) else pa.list_(field)
     return leaf(kind)
-
-
-def _in_utc(kind: pa.DataType) -> pa.DataType:
-    return pa.timestamp(kind.unit, "UTC") if pa.types.is_timestamp(kind) and kind.tz is not None else kind
 
 
 def _plain_times(kind: pa.DataType) -> pa.DataType:

@@ -19,7 +19,6 @@ from flat_tokens.text.plain import BOM
 from flat_tokens.text.rows import BadRowError, CollectedRows, Range, Rows, SourceFormat, TextFile, check_names, too_long
 
 BLOCK = 512
-MAGIC_AT, MAGIC = 257, b"ustar"
 LARGEST_HEADER = 1 << 20
 """Bytes of an extended header, at most: it has a name and some numbers."""
 ROWS_LOOKED_AT = 1000
@@ -63,11 +62,6 @@ class Neighbours(NamedTuple):
 
     def of(self, endings: tuple[str, ...]) -> Member | None:
         return next((one for one in self.members if one.ending in endings), None)
-
-
-def is_tar(head: bytes) -> bool:
-    """Whether a file begins as an archive does."""
-    return head[MAGIC_AT : MAGIC_AT + len(MAGIC)] == MAGIC
 
 
 def has_header(head: bytes) -> bool:
@@ -203,20 +197,15 @@ def read(file: TextFile, part: Range) -> Iterator[Rows]:
                     yield rows.behind(before, seen)
                     end = before + rows.end
             else:
-                _add(collected, file, opened, row, end)
+                try:
+                    value = _value_of(file, opened, row)
+                    collected.size += sum(one.stop - one.start for one in row.members)
+                    collected.add(end, *jsonl.row_of(value, file))
+                except BadRowError as error:
+                    collected.faults.append((end, *error.fault))
                 end += 1
             seen = row.stop - part.start
     yield from collected.batch(end, seen, is_last=True)
-
-
-def _add(collected: CollectedRows, file: TextFile, opened: BinaryIO, members: Neighbours, row: int) -> None:
-    """Add the row of members."""
-    try:
-        value = _value_of(file, opened, members)
-        collected.size += sum(one.stop - one.start for one in members.members)
-        collected.add(row, *jsonl.row_of(value, file))
-    except BadRowError as error:
-        collected.faults.append((row, *error.fault))
 
 
 def _value_of(file: TextFile, opened: BinaryIO, members: Neighbours) -> JsonObject:

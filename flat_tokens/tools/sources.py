@@ -32,7 +32,7 @@ from flat_tokens.stores.reading import lent, resolved_path
 from flat_tokens.stores.store import REMOTE, Store
 from flat_tokens.text import limits
 from flat_tokens.text.formats import FORMATS, HEAD_BYTES, FileFormat, compression_of, detect_format, holding, unpacked
-from flat_tokens.text.rows import TextFile, as_unicode, ids_as_text, keys_of, prompt_and_completion, to_large
+from flat_tokens.text.rows import TextFile, as_unicode, ids_as_text, keys_of, prompts_and_completions, to_large
 from flat_tokens.tools import terminal
 from flat_tokens.tools.corpus import Corpus, CorpusFile, CorpusSource, run_of
 from flat_tokens.vocabulary import Vocabulary
@@ -353,7 +353,8 @@ def retokenize(
             texts, left_out = _behind(steps, texts, places, kept_of(corpus, name, list(texts)))
             wrong |= left_out
             joined = settings.get("completion_column") is not None
-            parts = ((i, prompt_and_completion(text) if joined else [text]) for i, text in texts.items())
+            arrays = ((i, pa.array([text], pa.large_string())) for i, text in texts.items())
+            parts = ((i, (prompts_and_completions(text) if joined else text).to_pylist()) for i, text in arrays)
             others = (i for i, of in parts if not np.array_equal(np.concatenate([*map(encode, of)]), split.sequence(i)))
             wrong |= dict.fromkeys(others, "gives other tokens")
             same += len(sequences) - len(wrong)

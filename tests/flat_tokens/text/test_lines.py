@@ -6,7 +6,7 @@ import re
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from flat_tokens.text.jsonl import _conversations, _fault_of, _Line, _parse_line
+from flat_tokens.text.jsonl import _conversations, _fault_of, _parse_line
 from flat_tokens.text.plain import split
 from flat_tokens.text.rows import TextFile
 from tests.examples import examples
@@ -63,4 +63,4 @@ def test_a_conversation_is_the_same_whoever_reads_it(text):
     line = text.encode("utf-8", "surrogatepass")
     assert all(_conversations(file)(line) in (None, _parse_line(line, file)) for file in FILES if _fault_of(line, file) is None)
     assert all(_conversations(file)(line) is None for file in FILES if _fault_of(line, file))
-    assert _conversations(FILE)(b'{"messages": [ 1], "other": 0.5}') == _Line(b"[1]")
+    assert _conversations(FILE)(b'{"messages": [ 1], "other": 0.5}') == (b"[1]", None, ())
