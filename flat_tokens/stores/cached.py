@@ -187,8 +187,11 @@ class Units:
             if (data := self._remembered(unit)) is not None:
                 for n in places:
                     found[n] = data[parts[n][1] : parts[n][2]]
-            elif unit in self._coming or not self._found_on_disk(unit, parts, places, found):
+            elif unit in self._coming or None in (on_disk := [self.disk.find(self._name(unit), *parts[n][1:]) for n in places]):
                 fetches.append((*self._begin(unit, chunks, self._due), places))
+            else:
+                for n, part_data in zip(places, on_disk, strict=True):
+                    found[n] = part_data
         for fetch, is_own, places in fetches:
             try:
                 if not is_own and fetch.found.exception():  # it was asked for before: ask now
@@ -202,14 +205,6 @@ class Units:
                 for n in places:
                     found[n] = error
         return found
-
-    def _found_on_disk(self, unit: Unit, parts: Sequence[tuple[Unit, int, int]], places: list[int], found: list[Any]) -> bool:
-        """Whether all parts of a unit are on the disk. They are put into *found*."""
-        for n in places:
-            if (data := self.disk.find(self._name(unit), parts[n][1], parts[n][2])) is None:
-                return False
-            found[n] = data
-        return True
 
     def fetch_ahead(self, units: Sequence[Unit], chunks: Chunks) -> int:
         """Fetch units that are neither in memory nor on the disk, in this order, after those that a reader waits for. A unit on
@@ -321,20 +316,15 @@ class Units:
         return True
 
     def _asked(self, fetch: Fetch) -> bytes:
-        """The bytes of a unit from the store, checked."""
+        """The bytes of a unit from the store. ValueError if they do not have its digest or checksums."""
         begin = time.monotonic()
         self.requests += 1
         self._begun.put((begin, fetch, self))
-        unit = fetch.unit
+        unit, chunks = fetch.unit, fetch.chunks
         (data,) = self.origin.read_ranges([unit.key], [unit.start], [unit.stop])
         if isinstance(data, FileNotFoundError):
             raise data
         self._seconds.append(time.monotonic() - begin)
-        self._check(unit, data, fetch.chunks)
-        return data
-
-    def _check(self, unit: Unit, data: bytes, chunks: Chunks) -> None:
-        """ValueError if a fetched unit does not have its digest or checksums."""
         stored, wrong = self.objects[unit.key], ""
         if len(data) != unit.stop - unit.start:
             wrong = "is cut off"
@@ -350,6 +340,7 @@ class Units:
         if wrong:
             path = self.origin.path(unit.key)
             raise ValueError(f"{path}: {wrong}. The file is damaged: remove it and build again.")
+        return data
 
     def late_after(self) -> float:
         """Seconds after which a request is late."""

@@ -62,7 +62,9 @@ class OthersCacheError(PermissionError):
 
 
 class DiskCache:
-    """A cache of *most_bytes* in *directory*. Where it can't be written, it warns once and keeps nothing more."""
+    """A cache of *most_bytes* in *directory*. Where it can't be written, it warns once and keeps nothing more. OthersCacheError
+    if other users may write to it.
+    """
 
     def __init__(self, directory: str | os.PathLike[str], most_bytes: int) -> None:
         self.directory, self.most_bytes = os.path.abspath(directory), most_bytes
@@ -73,22 +75,19 @@ class DiskCache:
             raise NotADirectoryError(f"{self.directory} is not a directory, so there is no cache in it. Name another path.")
         try:
             os.makedirs(self.directory, 0o700, exist_ok=True)
-            self._check_owner()
+            # Its files are read without a digest.
+            status, remedy = os.stat(self.directory), "Name a directory of your own."
+            if status.st_uid != os.geteuid():
+                raise OthersCacheError(f"the cache {self.directory} is another user's. {remedy}")
+            if status.st_mode & 0o022:
+                close = f"Close it: chmod go-w {shlex.quote(self.directory)}"
+                raise OthersCacheError(f"other users may write to the cache {self.directory}. {close}")
             with self._locked() as lock:
                 self._record(lock, self._make_room(0))
         except OthersCacheError:
             raise
         except OSError as error:
             self._give_up(error)
-
-    def _check_owner(self) -> None:
-        """OthersCacheError if other users may write to the cache: its files are read without a digest."""
-        status, remedy = os.stat(self.directory), "Name a directory of your own."
-        if status.st_uid != os.geteuid():
-            raise OthersCacheError(f"the cache {self.directory} is another user's. {remedy}")
-        if status.st_mode & 0o022:
-            close = f"Close it: chmod go-w {shlex.quote(self.directory)}"
-            raise OthersCacheError(f"other users may write to the cache {self.directory}. {close}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return DiskCache, (self.directory, self.most_bytes)
@@ -138,7 +137,9 @@ class DiskCache:
                     total = self._make_room(_taken(size))
                 self._record(lock, total + _taken(size))
                 try:
-                    with open(self._path(unit), "xb", buffering=0, opener=_private) as file:
+                    with open(
+                        self._path(unit), "xb", buffering=0, opener=lambda path, flags: os.open(path, flags, 0o600)
+                    ) as file:
                         written = [os.writev(file.fileno(), parts[k : k + PARTS]) for k in range(0, len(parts), PARTS)]
                         if sum(written) < size:
                             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path(unit))
@@ -227,10 +228,6 @@ def _pages(unit: str, data: bytes) -> Iterator[memoryview]:
 
 def _checksum(seed: int, number: int, data: UInt8s) -> bytes:
     return int(google_crc32c.extend(google_crc32c.extend(seed, number.to_bytes(4, "little")), data)).to_bytes(4, "little")
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _taken(size: int) -> int:

@@ -115,7 +115,7 @@ def read_direct(path: str, start: int, stop: int, buffer: Buffer) -> memoryview 
 
 def _opened_within(path: str, flags: int, input_roots: str) -> int:
     """A descriptor of the file at a path within the roots. No file outside of them is opened, not even for a moment."""
-    if _openat2 is not None and path.startswith(_real_roots(input_roots)) and "/.." not in path:
+    if _openat2 is not None and path.startswith(_local_roots(input_roots)) and "/.." not in path:
         # Below a root by its name, and no link on the way: then it is below the root.
         found: int = _openat2(_OPENAT2, _AT_FDCWD, path.encode("utf-8", "surrogateescape"), _how(_FLAGS | flags), _HOW_BYTES)
         if found >= 0:
@@ -136,12 +136,6 @@ def _opened_within(path: str, flags: int, input_roots: str) -> int:
         os.close(found)
 
 
-@functools.lru_cache(8)
-def _real_roots(input_roots: str) -> tuple[str, ...]:
-    """The local roots of input, without links. The roots of output are looked up only if a path is below none of these."""
-    return _local_roots(input_roots)
-
-
 @functools.cache
 def _how(flags: int) -> bytes:
     """The argument of openat2 that opens with *flags* and follows no link."""
@@ -154,16 +148,11 @@ _OTHERWISE = {errno.ELOOP, errno.ENOSYS, errno.EPERM, errno.E2BIG, errno.EINVAL,
 """There is a link, or the system or a container does not know the call, or not these flags."""
 
 
-def _system_call() -> Any:
-    """The function that makes a system call by its number; None on another system."""
-    if sys.platform != "linux":
-        return None
-    call = ctypes.CDLL(None, use_errno=True).syscall
-    call.restype = ctypes.c_long  # its arguments are passed as they are: saying their types takes as long as the call
-    return call
-
-
-_openat2 = _system_call()
+_openat2: Any = None
+"""The function that makes a system call by its number; None on another system."""
+if sys.platform == "linux":
+    _openat2 = ctypes.CDLL(None, use_errno=True).syscall
+    _openat2.restype = ctypes.c_long  # its arguments are passed as they are: saying their types takes as long as the call
 
 
 def _opened_and_compared(path: str, flags: int) -> int:

@@ -193,11 +193,14 @@ class Store:
             with local.named_errors(self.path(key)), reading.open_plain(self.path(key)) as file:
                 return file.read()
         # Without a start, the client of S3 asks for the size first.
-        whole = {"start": 0} if "s3" in self.protocols else {}
+        return self._remote_bytes(key, start=0 if "s3" in self.protocols else None)
+
+    def _remote_bytes(self, key: str, **bounds: int | None) -> bytes:
+        """The bytes of a remote object from ``start`` to ``end``. None, if no byte is there."""
         try:
-            return bytes(self.ask("cat_file", key, **whole))
+            return bytes(self.ask("cat_file", key, **bounds))
         except Exception as error:
-            if whole and status_of(error) == 416:  # no byte is there
+            if status_of(error) == 416:
                 return b""
             raise
 
@@ -337,14 +340,10 @@ class Store:
         """Whether there is an object with exactly this name: one request. ``exists`` also asks for a prefix if there is none."""
         if self.is_local:
             return local.kind_of(self.path(key)) == "file"
-        try:
-            self.ask("cat_file", key, start=0, end=1)
-        except FileNotFoundError:
-            return False
-        except Exception as error:
-            if status_of(error) != 416:  # it is empty
-                raise
-        return True
+        with contextlib.suppress(FileNotFoundError):
+            self._remote_bytes(key, start=0, end=1)
+            return True
+        return False
 
     def blocks(self, key: str, start: int = 0) -> Iterator[bytes]:
         """The bytes of an object from *start* on, in order, in blocks of bounded size."""
@@ -355,12 +354,7 @@ class Store:
                     yield block
             return
         while True:
-            try:
-                part = self.ask("cat_file", key, start=start, end=start + PART_BYTES)
-            except Exception as error:
-                if status_of(error) == 416:  # there are no bytes: the object ended before
-                    return
-                raise
+            part = self._remote_bytes(key, start=start, end=start + PART_BYTES)
             # A server that knows no ranges sends the whole object.
             yield part if len(part) <= PART_BYTES else part[start:]
             if len(part) != PART_BYTES:
@@ -506,7 +500,8 @@ def _checked(part: Any, start: int, stop: int | None) -> bytes:
 
 def client_options(url: str) -> dict[str, Any]:
     """Settings of a store's client, unless fsspec's configuration has others: it waits no longer than a time limit, retries a
-    few times by itself, and caches no listings, because others write too.
+    few times by itself, and caches no listings, because others write too. ValueError if it is not clear in which account of
+    Azure a container is.
     """
     protocol, options = url.partition("://")[0], dict[str, Any]()
     if protocol in ("s3", "s3a"):
@@ -516,7 +511,14 @@ def client_options(url: str) -> dict[str, Any]:
         config = {"max_pool_connections": CONNECTIONS, "retries": retries, **waits}
         options = {"config_kwargs": config, "use_listings_cache": False}
     elif protocol in AZURE:
-        _check_account(url)
+        extra("adlfs", "a store of Azure")
+        named, string = re.match(r"\w+://[^/]*@(\w+)", url), azure_setting("connection_string")
+        if named and string and f"AccountName={named[1]};" not in f"{string};":  # the client would use the string's account
+            raise ValueError(
+                f"{url}: AZURE_STORAGE_CONNECTION_STRING is of another account. Unset it, or write az://CONTAINER/PATH."
+            )
+        if not named and not string and not azure_setting("account_name"):
+            raise ValueError(f"{url}: the account is not known. Set {CREDENTIALS['abfs']}.")
         options = {"connection_timeout": CONNECT_SECONDS, "read_timeout": SILENCE_SECONDS, "use_listings_cache": False}
     elif protocol in ("gs", "gcs", "http", "https"):
         import aiohttp  # only the clients of these protocols need it
@@ -540,16 +542,6 @@ def azure_setting(name: str) -> str | None:
     """A setting of Azure's client that is not in a URL, such as ``account_name``."""
     configured = (fsspec.config.conf.get(protocol, {}).get(name) for protocol in AZURE)
     return next(filter(None, configured), os.environ.get(f"AZURE_STORAGE_{name.upper()}"))
-
-
-def _check_account(url: str) -> None:
-    """ValueError if it is not clear in which account a container is. ModuleNotFoundError without the client."""
-    extra("adlfs", "a store of Azure")
-    named, string = re.match(r"\w+://[^/]*@(\w+)", url), azure_setting("connection_string")
-    if named and string and f"AccountName={named[1]};" not in f"{string};":  # the client would use the string's account
-        raise ValueError(f"{url}: AZURE_STORAGE_CONNECTION_STRING is of another account. Unset it, or write az://CONTAINER/PATH.")
-    if not named and not string and not azure_setting("account_name"):
-        raise ValueError(f"{url}: the account is not known. Set {CREDENTIALS['abfs']}.")
 
 
 class RemoteSink:
@@ -658,7 +650,7 @@ def read_record(store: Store, key: str, most: int = MAX_RECORD_BYTES, what: str 
     data, size = b"", store.size(key) if store.is_local else 0
     try:
         if size <= most:
-            data = store.read(key) if store.is_local else _beginning(store, key, most + 1)
+            data = store.read(key) if store.is_local else store.read_range(key, 0, most + 1)
     except Exception as error:
         if status_of(error) != 416:  # no byte is there
             raise
@@ -672,13 +664,6 @@ def read_record(store: Store, key: str, most: int = MAX_RECORD_BYTES, what: str 
             remedy = "Restore it, or have it rebuilt. If you trust it: flat-tokens verify PATH --full --sign"
             raise ValueError(f"{store.path(key)}: {wrong}. {remedy}")
     return data
-
-
-def _beginning(store: Store, key: str, length: int) -> bytes:
-    (found,) = store.read_ranges([key], [0], [length])  # a store that keeps what it has read answers this itself
-    if isinstance(found, FileNotFoundError):
-        raise found
-    return found
 
 
 def read_json(store: Store, key: str, most: int = MAX_RECORD_BYTES, what: str = "a record") -> JsonObject:

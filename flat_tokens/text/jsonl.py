@@ -273,7 +273,7 @@ def _conversations(file: TextFile) -> Callable[[bytes], Line | None]:
     """
     columns, own, identity, kept = tuple(file.columns), file.text_columns, file.id_column, file.kept_here
     fields = [(f"of_{i}", Any, msgspec.field(name=column, default=None)) for i, column in enumerate(columns)]
-    decode = msgspec.json.Decoder(msgspec.defstruct("Line", fields, gc=False), float_hook=_refuse).decode
+    decode = msgspec.json.Decoder(msgspec.defstruct("Line", fields, gc=False), float_hook=int).decode  # int takes no fraction
     encode, spaced, values_of = msgspec.json.Encoder().encode, msgspec.json.format, msgspec.structs.astuple
 
     def read(line: bytes) -> Line | None:
@@ -291,10 +291,6 @@ def _conversations(file: TextFile) -> Callable[[bytes], Line | None]:
         return _together(texts), str(key).encode() if identity else None, tuple([values[name] for name in kept])
 
     return read
-
-
-def _refuse(number: str) -> None:
-    raise ValueError(f"{number} has a fraction")
 
 
 def _number(written: str) -> float | Decimal:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
-from flat_tokens.annotations import Bools, Int32s, Int64s, IntPair, UInt8s
+from flat_tokens.annotations import Bools, Int64s, IntPair, UInt8s
 from flat_tokens.columns import as_arrow
 from flat_tokens.rows.views import running_sums
 from flat_tokens.text.rows import text_buffers
@@ -78,14 +78,6 @@ LETTERS_OF_17 = Characters(UNICODE_17)
 CHARACTERS_OF_17 = Characters(UNICODE_17 + UNICODE_17_SYMBOLS)
 
 
-def code_points(data: UInt8s, places: Int64s) -> Int32s:
-    """The code points of the characters of two to four bytes of UTF-8 that begin at *places*: int32[m]."""
-    lead, second, third, fourth = (data[np.minimum(places + k, len(data) - 1)].astype(np.int32) for k in range(4))
-    of_two, of_three = (lead & 31) << 6 | second & 63, (lead & 15) << 12 | (second & 63) << 6 | third & 63
-    of_four = (lead & 7) << 18 | (second & 63) << 12 | (third & 63) << 6 | fourth & 63
-    return np.where(lead < 0xE0, of_two, np.where(lead < 0xF0, of_three, of_four))
-
-
 def divided(encode: Encode, others: Encode, *choices: Choose) -> Encode:
     """The engine *encode*, but *others* encodes the texts that one of the *choices* names."""
 
@@ -143,6 +135,12 @@ def may_change(texts: pa.LargeStringArray) -> Bools:
 
 
 def _with_one(data: UInt8s, offsets: Int64s, places: Int64s, bounds: Int64s) -> Int64s:
-    """The numbers of the texts that have a character of ranges with these *bounds* at one of the *places* in their *data*."""
-    places = places[np.searchsorted(bounds, code_points(data, places), side="right") % 2 == 1]
+    """The numbers of the texts that have a character of ranges with these *bounds* at one of the *places* in their *data*, where
+    characters of two to four bytes of UTF-8 begin.
+    """
+    lead, second, third, fourth = (data[np.minimum(places + k, len(data) - 1)].astype(np.int32) for k in range(4))
+    of_two, of_three = (lead & 31) << 6 | second & 63, (lead & 15) << 12 | (second & 63) << 6 | third & 63
+    of_four = (lead & 7) << 18 | (second & 63) << 12 | (third & 63) << 6 | fourth & 63
+    points = np.where(lead < 0xE0, of_two, np.where(lead < 0xF0, of_three, of_four))
+    places = places[np.searchsorted(bounds, points, side="right") % 2 == 1]
     return np.searchsorted(offsets - offsets[0], places, side="right") - 1

@@ -138,10 +138,12 @@ def _chat_of(source: Source, config: TokenizerConfig, revision: str | None) -> C
     where = f"the tokenizer {config.name}" if source.chat_template is None else source.chat_template
     unusable = f"{source.called}: the chat template of {where} cannot be used"
     try:
-        template = _default_of(settings.get("chat_template")) if data is None else data.decode()
+        template = settings.get("chat_template") if data is None else data.decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"{unusable}: it is not UTF-8 ({error}). Convert it first.") from error
-    if template is None:
+    if isinstance(template, list):
+        template = next((one.get("template") for one in template if one.get("name") == "default"), None)
+    if not isinstance(template, str):
         raise ValueError(
             f"{source.called}: tokenizer {config.name!r} has no chat template next to it. Set source.chat_template to a file."
         )
@@ -159,13 +161,6 @@ def _chat_of(source: Source, config: TokenizerConfig, revision: str | None) -> C
     except ValueError as error:
         raise ValueError(f"{unusable}: {error}") from error
     return chat
-
-
-def _default_of(templates: Any) -> str | None:
-    """The template, or of several the one that is named ``default``."""
-    if isinstance(templates, list):
-        templates = next((one.get("template") for one in templates if one.get("name") == "default"), None)
-    return templates if isinstance(templates, str) else None
 
 
 @functools.lru_cache(8)
@@ -186,8 +181,9 @@ def _as_parts(texts: pa.LargeStringArray) -> Iterator[TextParts]:
     for text in texts.to_pylist():
         plain, own = text_and_spans(text)
         data = plain.encode()
-        # character -> its first byte; and the end
-        places = range(len(data) + 1) if len(data) == len(plain) else _first_bytes(data)
+        places: Any = range(len(data) + 1)  # character -> its first byte; and the end
+        if len(data) > len(plain):
+            places = np.append(np.flatnonzero((np.frombuffer(data, np.uint8) & 0xC0) != 0x80), len(data))
         spans += sorted((at + int(places[start]), at + int(places[stop])) for start, stop in own)
         parts.append(data)
         at += len(data)
@@ -197,12 +193,6 @@ def _as_parts(texts: pa.LargeStringArray) -> Iterator[TextParts]:
     yield TextParts(np.ones(len(parts), np.int64), kinds, array, np.array(spans, np.int64).reshape(-1, 2), {})
 
 
-def _first_bytes(data: bytes) -> Any:
-    """The place of each character's first byte, and the end: int64[n + 1]."""
-    return np.append(np.flatnonzero((np.frombuffer(data, np.uint8) & 0xC0) != 0x80), len(data))
-
-
-NO_STEPS = DocumentPolicy()
 AWKWARD_LENGTH = 400
 """Characters of each awkward text that a conversation is tried with."""
 RENDERED_ALONE = (
@@ -251,8 +241,8 @@ def encoder_of(
     source: Source,
     chat: Chat | None,
     config: TokenizerConfig,
-    policy: DocumentPolicy = NO_STEPS,
-    by_reference: bool = False,
+    policy: DocumentPolicy,
+    by_reference: bool,
 ) -> Encoder:
     """The encoder of a source's documents. *chat*: how its conversations become tokens. The *policy* has their steps.
     *by_reference*: the engine is not to be used for conversations.
@@ -279,7 +269,9 @@ def chats_by_reference(
         if chat is None:
             continue
         encoder, texts = conversations(chat.model_dump_json(), config, engine), samples.get(i, ())
-        if unknown := _without_token(chat, encoder, engine):
+        named = [text for name, text in chat.tokens.items() if text and re.search(rf"\b{re.escape(name)}\b", chat.template)]
+        marks = {*MARK.findall(chat.template), *named} - {*encoder.parts.specials}
+        if unknown := sorted(mark for mark in marks if len(engine(large_string_array(mark)).ids) > 1):
             logger.warning(NOT_SPECIAL, source.name, ", ".join(unknown), config.name)
         if (
             END_OF_THOUGHT in encoder.parts.specials
@@ -297,13 +289,6 @@ def chats_by_reference(
         if fault:
             logger.warning(BY_REFERENCE, source.name, fault)
     return tuple(found)
-
-
-def _without_token(chat: Chat, encoder: Conversations, engine: Engine) -> list[str]:
-    """The marks in a template that are several tokens."""
-    named = [text for name, text in chat.tokens.items() if text and re.search(rf"\b{re.escape(name)}\b", chat.template)]
-    marks = {*MARK.findall(chat.template), *named} - {*encoder.parts.specials}
-    return sorted(mark for mark in marks if len(engine(large_string_array(mark)).ids) > 1)
 
 
 def _difference(encoder: Conversations, reference: Conversations, texts: list[str], config: TokenizerConfig) -> str | None:

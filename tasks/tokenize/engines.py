@@ -419,7 +419,9 @@ def may_use_fast_engine(
     known = _faults.get((tokenizer.digest, tokenizer.limits))
     fault = known or _fault_on(tokenizer, [*samples, *(() if was_tried(tokenizer) else defined_texts(tokenizer))])
     if fault is None:
-        _give_back_memory()
+        # Give the system back what loading and trying have left: the C library would keep it for the threads that did so.
+        with contextlib.suppress(OSError, AttributeError, TypeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
         return True
     logger.warning(SLOW, fault, cost_of_reference(tokenizer, samples, text_bytes, processors))
     return False
@@ -428,12 +430,6 @@ def may_use_fast_engine(
 def defined_texts(tokenizer: Tokenizer) -> list[str]:
     """The texts on which engines are compared whatever the sources hold."""
     return [*awkward_texts(), *tokenizer.probes()]
-
-
-def _give_back_memory() -> None:
-    """Give the system back what loading and trying have left. The C library would keep it for the threads that did so."""
-    with contextlib.suppress(OSError, AttributeError, TypeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 SLOW = "The fast engine %s. Using the slower reference engine%s."

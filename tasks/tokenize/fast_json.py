@@ -142,10 +142,11 @@ def fast_definition(of: TokenizerJson) -> FastDefinition:
         for i, token, match in added
         if not token.special
     ]
+    steps = {"type": "Sequence", "pretokenizers": pre_tokenizers}
     definition = {
         "added_tokens": tokens,
         "normalizer": {"type": "Sequence", "normalizers": normalizers} if normalizers and not is_byte_level else None,
-        "pre_tokenizer": pre_tokenizers[0] if len(pre_tokenizers) == 1 else _sequence(pre_tokenizers),
+        "pre_tokenizer": pre_tokenizers[0] if len(pre_tokenizers) == 1 else steps if pre_tokenizers else None,
         "model": model,
     }
     return FastDefinition(
@@ -160,10 +161,6 @@ def _steps(part: Any) -> list[JsonObject]:
     """The steps of a loaded normalizer or pre-tokenizer, in order; ``trim_offsets``, which changes no token, is always true."""
     steps = () if part is None else steps_of(json.loads(part.__getstate__()))
     return [{**step, "trim_offsets": True} if "trim_offsets" in step else step for step in steps]
-
-
-def _sequence(steps: list[JsonObject]) -> JsonObject | None:
-    return {"type": "Sequence", "pretokenizers": steps} if steps else None
 
 
 def _shown(steps: list[JsonObject]) -> str:

@@ -28,6 +28,7 @@ from flat_tokens.vocabulary import (
     SentencePieceModel,
     TokenizerJson,
     fields,
+    known_of,
     resolve,
     steps_of,
 )
@@ -230,26 +231,21 @@ def texts_of(texts: TextParts, numbers: Iterable[int]) -> Iterator[OneText]:
     spans = np.searchsorted(texts.spans[:, 0], places)  # those of a text follow those of all earlier ones
     spans[-1] = len(texts.spans)
     for i in numbers:
-        kinds = texts.kinds[parts[i] : parts[i + 1]].tolist()
-        own = texts.spans[spans[i] : spans[i + 1]] - places[i]
-        yield _one_text(kinds, iter(texts.texts[ordinary[parts[i]] : ordinary[parts[i + 1]]].to_pylist()), own)
-
-
-def _one_text(kinds: list[int], ordinary: Iterator[str], spans: Int64s) -> OneText:
-    """One text of its parts. *spans*: in bytes."""
-    parts, places = list[str | int](), dict[int, int]()
-    borders = np.unique(spans).tolist()[::-1]  # the next one is the last
-    at = length = 0
-    for kind in kinds:
-        part = kind if kind != ORDINARY else next(ordinary)
-        data = part.encode() if isinstance(part, str) else b"  "
-        while borders and borders[-1] < at + len(data):
-            border = borders.pop()
-            places[border] = length + len(data[: border - at].decode())
-        parts.append(part)
-        at, length = at + len(data), length + (len(part) if isinstance(part, str) else 2)
-    places |= dict.fromkeys(borders, length)
-    return OneText(parts, [(places[start], places[stop]) for start, stop in spans.tolist()])
+        strings = iter(texts.texts[ordinary[parts[i]] : ordinary[parts[i + 1]]].to_pylist())
+        in_bytes = texts.spans[spans[i] : spans[i + 1]] - places[i]
+        own, characters = list[str | int](), dict[int, int]()  # byte -> character
+        borders = np.unique(in_bytes).tolist()[::-1]  # the next one is the last
+        at = length = 0
+        for kind in texts.kinds[parts[i] : parts[i + 1]].tolist():
+            part = kind if kind != ORDINARY else next(strings)
+            data = part.encode() if isinstance(part, str) else b"  "
+            while borders and borders[-1] < at + len(data):
+                border = borders.pop()
+                characters[border] = length + len(data[: border - at].decode())
+            own.append(part)
+            at, length = at + len(data), length + (len(part) if isinstance(part, str) else 2)
+        characters |= dict.fromkeys(borders, length)
+        yield OneText(own, [(characters[start], characters[stop]) for start, stop in in_bytes.tolist()])
 
 
 class Widths:
@@ -258,10 +254,8 @@ class Widths:
     def __init__(self, definition: Definition) -> None:
         self._adds_space = self._is_nfc = False
         self._table = _table({})
-        if isinstance(definition, ByteValues):
-            self._table = np.ones(257, np.int64)
-        elif isinstance(definition, Ranks):
-            self._table = _table({token: len(text) for text, token in definition.ranks.items()})
+        if isinstance(definition, ByteValues | Ranks):
+            self._table = _table({i: len(piece) for i, piece in known_of(definition).pieces.items()})
         elif isinstance(definition, TokenizerJson):
             self._load(definition)
 
@@ -295,7 +289,11 @@ class Widths:
         for token in of.added_tokens:
             # A space may be added after each of them.
             is_unsure = self._adds_space or (bool(before) and token.get("normalized", True))
-            widths[int(token["id"])] = NO_WIDTH if is_unsure else _width_of_added(token, token["content"] in vocabulary)
+            is_unsure = is_unsure or token.get("lstrip") or token.get("rstrip")  # it has the space around it
+            text = str(token["content"])
+            # Other text may become a token of the model.
+            is_unsure = is_unsure or (text in vocabulary and not PRINTABLE.fullmatch(text))
+            widths[int(token["id"])] = NO_WIDTH if is_unsure else len(text.encode())
         if (unknown := model.get("unk_token")) in vocabulary:
             widths[vocabulary[unknown]] = NO_WIDTH
         self._table = _table(widths)
@@ -324,12 +322,6 @@ class Widths:
             if above[i + 1] > above[i]:
                 changed[part] = not unicodedata.is_normalized("NFC", texts.texts[i].as_py())
         return changed
-
-
-def _width_of_added(token: JsonFacts, in_model: bool) -> int:
-    """The width of an added token, unless it has the space around it. *in_model*: other text may become the same token."""
-    text, has_space = str(token["content"]), token.get("lstrip") or token.get("rstrip")
-    return NO_WIDTH if has_space or (in_model and not PRINTABLE.fullmatch(text)) else len(text.encode())
 
 
 def _table(widths: Mapping[int, int]) -> Int64s:

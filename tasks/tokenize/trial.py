@@ -33,6 +33,10 @@ NORMALIZED = (
     "tokenizer {!r}: its normalizer makes {:,} characters of {!r}, so that a batch of text may need more than "
     "tokenizer.max_memory = {:,} bytes. Use another one, or raise it."
 )
+PASSED_OVER = (
+    "{}: pattern {!r} passes over a part of {!r}, so that text would be lost. Set tokenizer.pattern to one that takes all text, "
+    "or to one of {}."
+)
 LOST = (
     "tokenizer {!r} has no tokens for {!r} in {!r}, so that text would be lost. Use one that has an unknown token or all "
     "bytes, or set tokenizer.lossy to true."
@@ -72,7 +76,10 @@ def fault_of(config: TokenizerConfig) -> str | None:
     with contextlib.suppress(ValueError, ImportError):  # whoever loads the tokenizer hears of it then
         match resolve(config.name, pattern=config.pattern, revision=config.revision, pin=True):
             case Ranks(pattern=str()) as ranks:
-                return _fault_of_ranks(ranks, config)
+                encode, decode = ranks.encoding.encode_ordinary, ranks.encoding.decode
+                lost = next((text for text, _ in _probes() if decode(encode(text)) != text), None)
+                if lost is not None and not config.lossy:
+                    return PASSED_OVER.format(config.name, ranks.pattern, lost[:20], ", ".join(PATTERNS))
             case TokenizerJson() as definition:
                 return _fault_of_json(definition, config)
             case SentencePieceModel() as pieces:
@@ -83,19 +90,6 @@ def fault_of(config: TokenizerConfig) -> str | None:
 def is_from_a_file(name: str) -> bool:
     """Whether a tokenizer is defined by a file, and is not one of the published encodings."""
     return is_file_name(name) or "/" in name or kind_of(name) == "directory"
-
-
-def _fault_of_ranks(definition: Ranks, config: TokenizerConfig) -> str | None:
-    encode, decode = definition.encoding.encode_ordinary, definition.encoding.decode
-    lost = next((text for text, _ in _probes() if decode(encode(text)) != text), None)
-    return (
-        None
-        if lost is None or config.lossy
-        else (
-            f"{config.name}: pattern {definition.pattern!r} passes over a part of {lost[:20]!r}, so that text would be lost. Set "
-            f"tokenizer.pattern to one that takes all text, or to one of {', '.join(PATTERNS)}."
-        )
-    )
 
 
 def _fault_of_json(definition: TokenizerJson, config: TokenizerConfig) -> str | None:

@@ -338,7 +338,18 @@ def write(directory: str, merges: Merges, training: TrainingFacts, request: Voca
     )
     store = Store.at(directory)
     with _alone(store):
-        _write(store, data, made, request)
+        if store.exists(TOKENIZER) and hashlib.sha256(store.read(TOKENIZER)).hexdigest() != made.sha256:
+            raise ValueError(f"{store.path(TOKENIZER)}: is another tokenizer. Name another directory: --to")
+        described = {
+            "vocab_size": made.vocab_size,
+            "merges": made.merges,
+            "special_tokens": list(request.special_tokens),
+            "pattern": request.regex,
+            "sha256": made.sha256,
+        }
+        facts = {"format": FORMAT, "format_version": FORMAT_VERSION, **training._asdict()}
+        store.put(TRAINING, to_json({**facts, "tokenizer": described}))
+        store.put(TOKENIZER, data)
     return made
 
 
@@ -357,22 +368,6 @@ def _alone(store: Store) -> Iterator[None]:
                 for left in filter(HALF_WRITTEN.fullmatch, os.listdir(descriptor)):
                     os.unlink(left, dir_fd=descriptor)
         yield
-
-
-def _write(store: Store, data: bytes, made: TrainedVocabulary, request: VocabularyRequest) -> None:
-    """Write a vocabulary, tokenizer.json last. ValueError if another one is there."""
-    if store.exists(TOKENIZER) and hashlib.sha256(store.read(TOKENIZER)).hexdigest() != made.sha256:
-        raise ValueError(f"{store.path(TOKENIZER)}: is another tokenizer. Name another directory: --to")
-    described = {
-        "vocab_size": made.vocab_size,
-        "merges": made.merges,
-        "special_tokens": list(request.special_tokens),
-        "pattern": request.regex,
-        "sha256": made.sha256,
-    }
-    facts = {"format": FORMAT, "format_version": FORMAT_VERSION, **made.training._asdict()}
-    store.put(TRAINING, to_json({**facts, "tokenizer": described}))
-    store.put(TOKENIZER, data)
 
 
 def read(directory: str) -> tuple[TrainedVocabulary, Merges, VocabularyRequest]:

@@ -98,7 +98,11 @@ def divide(text: str, found: Sequence[MessagePart], calls: Sequence[str] | None,
         return [MessagePart(0, len(text), CONTENT if calls is None else CALLS)]
     stops, starts = [0, *(one.stop for one in found)], [*(one.start for one in found), len(text)]
     gaps = list(zip(stops, starts, strict=True))
-    at = None if calls is None else next((i for i in (len(found), *range(len(found))) if _holds(text, gaps[i], calls)), None)
+    at = (
+        None
+        if calls is None
+        else next((i for i in (len(found), *range(len(found))) if all(name in text[slice(*gaps[i])] for name in calls)), None)
+    )
     borders, parts = list[int](), list[str]()
     for i, (start, stop) in enumerate(gaps):
         before = found[i - 1].kind if i else None
@@ -110,10 +114,6 @@ def divide(text: str, found: Sequence[MessagePart], calls: Sequence[str] | None,
             borders.append(0 if not borders else start if is_behind_content else stop)
             parts.append(found[i].kind)
     return [MessagePart(start, stop, part) for start, stop, part in zip(borders, [*borders[1:], len(text)], parts, strict=True)]
-
-
-def _holds(text: str, gap: tuple[int, int], calls: Sequence[str]) -> bool:
-    return all(name in text[slice(*gap)] for name in calls)
 
 
 def _closing(rest: str, calls: Sequence[str], specials: re.Pattern[str]) -> int:

@@ -58,9 +58,6 @@ class Names(NamedTuple):
         return None
 
 
-USUAL = Names()
-
-
 def read_messages(text: str) -> list[Message]:
     """The messages of a conversation, which is JSON. RefusedError if they are not a list of objects, or there is none."""
     messages = _objects(text, "messages", "unencodable")

@@ -72,8 +72,15 @@ class Limiter:
         """
         seconds = self._limits.seconds * SHARE_OF_SECONDS * (1 + size / 1e6)
         memory = min(LEAST_MEMORY + MEMORY_OF_A_BYTE * (-(-size >> 20) << 20), self._limits.memory)
-        self._limit_memory(memory + others)
-        self._limit_time(seconds)
+        if memory + others != self._memory:
+            self._memory = memory + others
+            with contextlib.suppress(ValueError, OSError):  # not every system has it
+                resource.setrlimit(resource.RLIMIT_DATA, (self._memory, self._most_memory))
+        # The system ends this process if Python cannot: within a single operation.
+        if (now := time.process_time()) + seconds + 1 > self._seconds:
+            self._seconds = int(now + 1.5 * seconds + 3)
+            with contextlib.suppress(ValueError, OSError):
+                resource.setrlimit(resource.RLIMIT_CPU, (self._seconds, self._most_seconds))
         try:
             signal.setitimer(signal.ITIMER_PROF, seconds)
             try:
@@ -90,20 +97,6 @@ class Limiter:
             raise
         except Exception as error:  # whatever a conversation makes of a template, or of this code
             raise RefusedError(f"it cannot be rendered: {type(error).__name__}: {error}") from error
-
-    def _limit_memory(self, most: int) -> None:
-        if most != self._memory:
-            with contextlib.suppress(ValueError, OSError):  # not every system has it
-                resource.setrlimit(resource.RLIMIT_DATA, (most, self._most_memory))
-            self._memory = most
-
-    def _limit_time(self, seconds: float) -> None:
-        """Let the system end this process if Python cannot: within a single operation."""
-        now = time.process_time()
-        if now + seconds + 1 > self._seconds:
-            self._seconds = int(now + 1.5 * seconds + 3)
-            with contextlib.suppress(ValueError, OSError):
-                resource.setrlimit(resource.RLIMIT_CPU, (self._seconds, self._most_seconds))
 
 
 def trial(renderer: Renderer, limiter: Limiter, names: Names, boundary: str | None) -> str | None:

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -78,10 +78,8 @@ class RenderProcess:
             env=variables,
             process_group=0,  # an interrupt of the terminal is not for it
         )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._requests: IO[bytes] = self._process.stdin
-        self._answers: IO[bytes] = self._process.stdout
+        pipes = self._process.stdin, self._process.stdout, self._process.stderr
+        self._pipes = self._requests, self._answers, self._errors = [cast("IO[bytes]", one) for one in pipes]
         try:
             given = json.dumps({"settings": settings._asdict(), "limits": limits._asdict()}).encode()
             self._send(FACTS.pack(len(given)), given)
@@ -91,7 +89,8 @@ class RenderProcess:
             status, said = self.end()
             if not isinstance(error, _EndedError):
                 raise
-            raise ValueError(f"the chat template ends its process ({_cause(status)}){said}") from error
+            cause = f"status {status}" if status >= 0 else f"by signal {-status}, {signal.Signals(-status).name}"
+            raise ValueError(f"the chat template ends its process ({cause}){said}") from error
         if facts["fault"] is not None:
             self.end()
             raise ValueError(facts["fault"])
@@ -136,25 +135,19 @@ class RenderProcess:
         """End the process: its status, and the last line of what it said, without the advice that Rust gives."""
         self._process.kill()
         status, said = self._process.wait(), b""
-        for one in (self._process.stdin, self._process.stdout, self._process.stderr):
-            if one is not None:
-                with contextlib.suppress(OSError):  # what was not sent cannot be sent any more
-                    said = one.read() if one is self._process.stderr else b""
-                    one.close()
+        for one in self._pipes:
+            with contextlib.suppress(OSError):  # what was not sent cannot be sent any more
+                said = one.read() if one is self._errors else b""
+                one.close()
         lines = [line for line in said.decode(errors="replace").splitlines() if line.strip() and not line.startswith("note: ")]
         return status, f": {lines[-1][:200]}" if lines else ""
 
     def forget(self) -> None:
         """Close this process's side, as a child of it that has inherited it."""
-        for one in (self._process.stdin, self._process.stdout, self._process.stderr):
-            if one is not None:
-                with contextlib.suppress(OSError):
-                    os.close(one.fileno())
+        for one in self._pipes:
+            with contextlib.suppress(OSError):
+                os.close(one.fileno())
         self._process.returncode = 0
-
-
-def _cause(status: int) -> str:
-    return f"status {status}" if status >= 0 else f"by signal {-status}, {signal.Signals(-status).name}"
 
 
 class Renderers:
@@ -199,7 +192,12 @@ class Renderers:
         except BaseException:
             process.end()  # it may be within an answer
             raise
-        _put_back(self._key, process)
+        with _lock:
+            _idle.append((self._key, process))
+            ended = _idle[:-MOST_IDLE]
+            del _idle[:-MOST_IDLE]
+        for _, one in ended:
+            one.end()
 
 
 ATTEMPTS = 2
@@ -219,15 +217,6 @@ def _taken(key: str) -> RenderProcess | None:
         if found[1].is_there:
             return found[1]
         found[1].end()
-
-
-def _put_back(key: str, process: RenderProcess) -> None:
-    with _lock:
-        _idle.append((key, process))
-        ended = _idle[:-MOST_IDLE]
-        del _idle[:-MOST_IDLE]
-    for _, one in ended:
-        one.end()
 
 
 def _end_all() -> None:

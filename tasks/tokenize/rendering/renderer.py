@@ -192,17 +192,13 @@ class Renderer:
         form = None if places is None else Form.of(text, places, spans, self._special, self._numbers)
         if form is not None and any(piece.endswith(one) for piece in form.pieces[:-1] for one in self._begun):
             form = None  # a special string may begin there
-        if form is not None and self._may_join(form.pieces[1:]):
-            self._joining.add(roles)
+        if form is not None:
+            # The first character of a special string, at the end of a content, may become that with the piece after it.
+            rests, (*inner, last) = [text[1:] for text in self._numbers], form.pieces[1:]
+            begun = [*inner, last] if last else inner
+            if any(last.startswith(rest) or any(one.startswith(rest) or rest.startswith(one) for one in begun) for rest in rests):
+                self._joining.add(roles)
         self._forms[roles] = form
-
-    def _may_join(self, pieces: tuple[str, ...]) -> bool:
-        """Whether the first character of a special string, at the end of a content, may become that with the piece after it."""
-        rests = [text[1:] for text in self._numbers]
-        *inner, last = pieces
-        return any(piece.startswith(rest) for piece in pieces for rest in rests) or any(
-            rest.startswith(piece) for piece in [*inner, *filter(None, [last])] for rest in rests
-        )
 
     def _with_tools(self, text: str) -> tuple[str, list[dict[str, Any]] | None]:
         """A conversation without its tools, and these."""
@@ -225,15 +221,11 @@ class Renderer:
         for name, item in value.items():
             # Templates make special tokens of a role, such as <|user|>.
             is_role = name == "role" and isinstance(item, str) and PLAIN_ROLE.fullmatch(item)
-            found[self._name_aside(name, aside)] = item if is_role else self._value_aside(item, aside, depth - 1)
+            key = name if name in self._clean else self._without_specials(name, aside)
+            if key == name and len(self._clean) < MAX_ASIDE:
+                self._clean.add(name)
+            found[key] = item if is_role else self._value_aside(item, aside, depth - 1)
         return found
-
-    def _name_aside(self, name: str, aside: list[str]) -> str:
-        if name in self._clean:
-            return name
-        if (changed := self._without_specials(name, aside)) == name and len(self._clean) < MAX_ASIDE:
-            self._clean.add(name)
-        return changed
 
     def _without_specials(self, text: str, aside: list[str]) -> str:
         def keep(found: re.Match[str]) -> str:

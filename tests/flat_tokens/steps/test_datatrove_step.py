@@ -79,6 +79,11 @@ def test_each_thread_has_a_filter_of_its_own():
         ({"filter": "RegexFilter"}, "missing 1 required positional argument: 'regex_exp'"),
         ({"filter": "RegexFilter", "regex_exp": "a", "more": 1}, "unexpected keyword argument 'more'"),
         ({}, "it needs the name of a filter or of a formatter, one of the two"),
+        (
+            {"filter": "RegexFilter", "formatter": "PIIFormatter"},
+            "it needs the name of a filter or of a formatter, one of the two",
+        ),
+        ({"formatter": "Nothing"}, "datatrove has no formatter 'Nothing'; it has FTFYFormatter, PIIFormatter"),
     ],
 )
 def test_what_is_no_filter_of_a_document_is_refused(options, told):
@@ -124,16 +129,3 @@ def test_texts_are_those_of_a_formatter_of_each_document(options, texts):
         found = taken(steps, *order)
         assert found.texts.to_pylist() == (wanted if order is texts else wanted[::-1])
     assert wanted != texts
-
-
-def test_text_is_repaired_where_ftfy_is_installed():
-    pytest.importorskip("ftfy")
-    found = taken([{"use": "datatrove", "options": {"formatter": "FTFYFormatter"}}], "schÃ¶n", "schön")
-    assert found.texts.to_pylist() == ["schön", "schön"]
-    assert found.changed == {"datatrove.changed": 1}
-
-
-@pytest.mark.parametrize("options", [{}, {"filter": "RegexFilter", "formatter": "PIIFormatter"}, {"formatter": "Nothing"}])
-def test_one_filter_or_formatter_is_named(options):
-    with refusal(r"one of the two|has no formatter 'Nothing'; it has FTFYFormatter, PIIFormatter"):
-        open_steps([{"use": "datatrove", "options": options}])

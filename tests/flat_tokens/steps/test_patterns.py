@@ -1,12 +1,6 @@
 """The size of a pattern's program: what takes long is seen before it is run."""
 
-import time
-
-import pyarrow as pa
-import pyarrow.compute
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from flat_tokens.steps.patterns import program_size
 from flat_tokens.tools.sources import MOST_PATTERN_BYTES, MOST_STEPS, MOST_WORK, _steps_of
@@ -80,28 +74,3 @@ def test_a_stranger_names_some_steps():
         steps = _steps_of({"steps": [LENGTH] * count}, trusted, (), [])
         assert not isinstance(steps, str), steps
         assert len(steps.described) == count
-
-
-ATOMS = st.sampled_from(["a", "b", ".", r"\w", "[ab]", "[^x]", r"\pL", "é", r"\d"])
-PATTERNS = st.recursive(
-    ATOMS,
-    lambda inner: st.one_of(
-        st.builds("(?:{}){}".format, inner, st.sampled_from(["?", "*", "+", "{2,9}", "{30}", "{0,20}"])),
-        st.builds("{}{}".format, inner, inner),
-        st.builds("(?:{}|{})".format, inner, inner),
-    ),
-    max_leaves=12,
-)
-
-
-@pytest.mark.slow
-@given(PATTERNS)
-def test_time_is_bounded_by_the_size(pattern):
-    text = pa.array(["ab" * 10_000], pa.large_string())
-    size = program_size(pattern)
-    begun = time.process_time()
-    try:
-        pa.compute.match_substring_regex(text, pattern + "7")
-    except pa.ArrowInvalid:
-        return  # too large for RE2
-    assert time.process_time() - begun < 0.5 + size * 20_000 * 2e-7

@@ -50,14 +50,6 @@ def test_length_counts_bytes_characters_and_lines(limits, text, reason):
     assert dict(found.skipped) == ({f"length.{reason}": 1} if reason else {})
 
 
-@given(st.lists(st.text(st.sampled_from("a\n\ré"), max_size=8), max_size=8), st.integers(0, 6), st.integers(0, 6))
-@examples(100)
-def test_length_is_what_python_counts(texts, low, more):
-    found = taken([asked("length", min_lines=low, max_lines=low + more)], *texts)
-    lines = [text.count("\n") + (not text.endswith("\n") and text != "") for text in texts]
-    assert found.keep.tolist() == [low <= count <= low + more for count in lines]
-
-
 @pytest.mark.parametrize(
     ("options", "kept"),
     [
@@ -158,17 +150,13 @@ def test_batches_may_end_anywhere(texts, borders):
         (asked("normalize", nfc=float("nan")), "options of steps are texts, numbers"),
         (asked("length", "a.b", min_bytes=1), "'a.b' is not a name of a step"),
         (asked("os.system", command="true"), "there is no step 'os.system'"),
+        (asked("length", "pattern", min_bytes=1), "'pattern' is the name of two steps"),
         ({**asked("length", min_bytes=1), "version": "0"}, "step 'length' is of version 1 here, and was of version 0"),
     ],
 )
 def test_what_cannot_be_a_step_is_refused(step, told):
     with refusal(told):
-        open_steps([step])
-
-
-def test_two_steps_of_a_name_are_refused():
-    with refusal("'pattern' is the name of two steps"):
-        open_steps([asked("length", "pattern", min_bytes=1), asked("pattern", keep="a")])
+        open_steps([step, asked("pattern", keep="a")])
 
 
 def test_a_manifest_has_names_versions_and_options():

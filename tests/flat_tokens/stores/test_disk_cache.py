@@ -4,9 +4,7 @@ import builtins
 import errno
 import multiprocessing
 import os
-import signal
 import threading
-import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -199,43 +197,6 @@ def test_a_kill_at_any_moment_leaves_a_cache_within_its_bound(tmp_path, every):
         assert cache.find(name(7), 0, SIZE) == content(7)
         assert on_disk(tmp_path) <= bound(3)
     assert call > 20
-
-
-def fill(directory: Path, seed: int, rounds: int) -> None:
-    cache = DiskCache(directory, bound(6))
-    for number in np.random.default_rng(seed).integers(0, 20, rounds).tolist():
-        if (found := cache.find(name(number), 0, SIZE)) is None:
-            add(cache, [number])
-        else:
-            assert found == content(number)
-            cache.note_use(name(number))
-
-
-@pytest.mark.slow
-def test_processes_that_are_killed_while_others_go_on_never_break_the_bound(tmp_path):
-    context = multiprocessing.get_context("spawn")
-    others = [context.Process(target=fill, args=(tmp_path, seed, 3000)) for seed in range(3)]
-    for other in others:
-        other.start()
-    for seed in range(10, 16):
-        victim = context.Process(target=fill, args=(tmp_path, seed, 10**6))
-        victim.start()
-        until = time.monotonic() + 1.0
-        while time.monotonic() < until:
-            total = 0
-            for entry in os.scandir(tmp_path):
-                try:
-                    total += entry.stat().st_blocks * 512
-                except FileNotFoundError:
-                    continue
-            assert total <= bound(6) + TAKEN  # a listing takes a while, in which one goes and another comes
-        assert victim.pid is not None
-        os.kill(victim.pid, signal.SIGKILL)
-        victim.join(60)
-    for other in others:
-        other.join(60)
-        assert other.exitcode == 0
-    assert on_disk(tmp_path) <= bound(6)
 
 
 def test_a_child_forked_while_a_unit_is_added_does_not_keep_the_lock(tmp_path):

@@ -93,15 +93,6 @@ def tokenizer(root: Path) -> None:
     (root / "d/ranks.tiktoken").write_text("YQ== 0\n")
 
 
-def direct(root: Path) -> object:
-    with Store.at(root, read_once=True).borrow_range("d/x", 0, SIZE) as data:
-        return bytes(data[:1])
-
-
-def mapped(root: Path) -> object:
-    return maps.map_file(str(root / "d/x"), ValueError)
-
-
 LARGE = written("d/x", b"s" * SIZE)
 LINES = b'{"text": "one"}\n{"text": "two"}\n'
 PLACES: dict[str, Place] = {
@@ -111,8 +102,10 @@ PLACES: dict[str, Place] = {
     "store, blocks": Place(LARGE, lambda root: list(Store.at(root).blocks("d/x"))),
     "store, digest": Place(LARGE, lambda root: Store.at(root).digest("d/x")),
     "store, opened": Place(LARGE, lambda root: Store.at(root).open("d/x").close()),
-    "store, past the page cache": Place(LARGE, direct),
-    "map": Place(LARGE, mapped),
+    "store, past the page cache": Place(
+        LARGE, lambda root: Store.at(root, read_once=True).borrow_range("d/x", 0, SIZE).__enter__()
+    ),
+    "map": Place(LARGE, lambda root: maps.map_file(str(root / "d/x"), ValueError)),
     "library": Place(LARGE, lambda root: reading.library_path(root / "d/x").__enter__()),
     "without links": Place(LARGE, lambda root: reading.resolved_path(root / "d/x")),
     "run of small files": Place(LARGE, lambda root: os.close(run_descriptor(str(root / "d/x")))),

@@ -109,27 +109,18 @@ def table_of_20_gigabytes() -> pa.Table:
     return pa.table({"text": texts})
 
 
-def parquet_of_20_gigabytes(path: Path) -> Path:
-    """A page of 5,000 places in a dictionary of one text of 4 MB, which is compressed."""
-    options = {"compression": "zstd", "store_schema": False, "write_statistics": False, "dictionary_pagesize_limit": 1 << 30}
-    pq.write_table(table_of_20_gigabytes(), path / "small.parquet", **options)
-    return path / "small.parquet"
-
-
-def arrow_of_20_gigabytes(path: Path) -> Path:
-    write_arrow(path / "small.arrow", table_of_20_gigabytes())
-    return path / "small.arrow"
-
-
 def test_500_bytes_of_parquet_do_not_stand_for_gigabytes(tmp_path):
-    path = parquet_of_20_gigabytes(tmp_path)
+    path = tmp_path / "small.parquet"
+    options = {"compression": "zstd", "store_schema": False, "write_statistics": False, "dictionary_pagesize_limit": 1 << 30}
+    pq.write_table(table_of_20_gigabytes(), path, **options)
     assert path.stat().st_size < 1000
     assert text_bytes(path) <= limits.ANY_EXPANSION
 
 
 def test_an_arrow_dictionary_does_not_stand_for_gigabytes(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "ANY_EXPANSION", 0)
-    path = arrow_of_20_gigabytes(tmp_path)
+    path = tmp_path / "small.arrow"
+    write_arrow(path, table_of_20_gigabytes())
     assert text_bytes(path, max_expansion=30) <= 30 * path.stat().st_size
 
 

@@ -22,11 +22,11 @@ def skippable(size: int, number: int = 0) -> bytes:
     return bytes([0x50 + number]) + b"\x2a\x4d\x18" + size.to_bytes(4, "little") + bytes(size)
 
 
-def with_window(log: int, data: bytes = TEXT) -> bytes:
+def with_window(log: int) -> bytes:
     """A frame as ``zstd --long`` writes it, whose header does not say how long the text is."""
     settings = zstandard.ZstdCompressionParameters.from_level(3, window_log=log, enable_ldm=True)
     packing = zstandard.ZstdCompressor(compression_params=settings).compressobj()
-    return packing.compress(data) + packing.flush()
+    return packing.compress(TEXT) + packing.flush()
 
 
 def zip_of(data: bytes) -> bytes:

@@ -21,8 +21,8 @@ def signed(*texts: str, words: int = 5, kind: bytes = KIND) -> np.ndarray:
     return signatures(pa.array(texts, pa.large_string()), kind, words)
 
 
-def estimate(one: str, other: str, words: int = 5) -> float:
-    found = signed(one, other, words=words)
+def estimate(one: str, other: str) -> float:
+    found = signed(one, other)
     return float(similarity(found[:1], found[1:])[0][0])
 
 

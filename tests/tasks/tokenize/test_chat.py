@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from tasks.config import Source, TokenizerConfig
 from tasks.tokenize.chat import Chat, Conversations, chats_of
-from tasks.tokenize.engines import UnencodableError, large_string_array
+from tasks.tokenize.engines import Refusal, UnencodableError, large_string_array
 from tests.examples import examples
 from tests.refusal import refusal
 from tests.tasks.tokenize.test_parts import byte_level
@@ -195,17 +195,19 @@ def test_tokens_that_are_not_special_are_found_in_content(tokenizer, speak):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "told", "reason"),
     [
-        ("{", "its messages are not JSON"),
-        ('{"role": "user"}', "its messages are not a list of objects"),
-        ('["user"]', "its messages are not a list of objects"),
-        ('[{"role": "assistant", "content": "x"}]', "the chat template says: roles must alternate"),
-        ('[{"role": "user"}]', "the chat template says: .*no attribute 'content'"),
-        ('[{"role": "user", "content": "\U0010ffff"}]', "which are not characters"),
+        ("{", "its messages are not JSON", "unencodable"),
+        ("[" * 100_000, "its messages are not JSON", "unencodable"),
+        ('{"role": "user"}', "its messages are not a list of objects", "unencodable"),
+        ('["user"]', "its messages are not a list of objects", "unencodable"),
+        ("[]", "it has no messages", "no_messages"),
+        ('[{"role": "assistant", "content": "x"}]', "the chat template says: roles must alternate", "unencodable"),
+        ('[{"role": "user"}]', "the chat template says: .*no attribute 'content'", "no_content"),
+        ('[{"role": "user", "content": "\U0010ffff"}]', "which are not characters", "unencodable"),
     ],
 )
-def test_conversations_that_cannot_be_encoded(tokenizer, text, told):
+def test_conversations_that_cannot_be_encoded(tokenizer, text, told, reason):
     """The others are, one by one."""
     encoder = Conversations(Chat(template=MISTRAL, tokens=TOKENS), TokenizerConfig(name=str(tokenizer)))
     good = '[{"role": "user", "content": "x"}]'
@@ -213,7 +215,8 @@ def test_conversations_that_cannot_be_encoded(tokenizer, text, told):
         encoder(large_string_array(good, text))
     one, other = encoder.one_by_one(large_string_array(good, text))
     assert one.ids.tolist() == ids_of(tokenizer, "<s>[INST] x [/INST]")  # type: ignore[union-attr]
-    assert isinstance(other, str)
+    assert isinstance(other, Refusal)
+    assert other.reason == reason
 
 
 @pytest.mark.parametrize(

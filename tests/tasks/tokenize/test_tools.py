@@ -1,12 +1,14 @@
 """Conversations with tools: three families of templates, and which of content, calls and thought counts."""
 
+import functools
 import json
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jinja2
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
@@ -22,8 +24,6 @@ from tests.refusal import refusal
 
 Message = dict[str, Any]
 Tools = list[dict[str, Any]] | None
-Piece = tuple[str, str | None]
-"""A text, and the part of an answer that it is."""
 
 HERMES = """
 {%- if tools %}
@@ -33,17 +33,17 @@ HERMES = """
 {%- endif %}
 {%- for m in messages %}
     {%- if m.role == 'assistant' %}
-        {{- '<|im_start|>assistant\\n' }}{% generation %}
-        {%- if m.reasoning_content %}{{- '<think>\\n' + m.reasoning_content.strip('\\n') + '\\n</think>\\n\\n' }}{%- endif %}
-        {{- m.content or '' }}
+        {{- '<|im_start|>assistant\\n②' }}{% generation %}
+        {%- if m.reasoning_content %}{{- '①<think>\\n' + m.reasoning_content.strip('\\n') + '\\n</think>\\n\\n' }}{%- endif %}
+        {{- (m.content or '') | said(m.reasoning_content, m.tool_calls) }}
         {%- for call in m.tool_calls or [] %}
-            {%- if (loop.first and m.content) or not loop.first %}{{- '\\n' }}{%- endif %}
+            {%- if (loop.first and m.content) or not loop.first %}{{- '③\\n' }}{%- endif %}
             {%- set call = call.function or call %}
-            {{- '<tool_call>\\n{"name": "' }}{{- call.name }}{{- '", "arguments": ' }}
+            {{- '③<tool_call>\\n{"name": "' }}{{- call.name }}{{- '", "arguments": ' }}
             {%- if call.arguments is string %}{{- call.arguments }}{%- else %}{{- call.arguments | tojson }}{%- endif %}
             {{- '}\\n</tool_call>' }}
         {%- endfor %}
-        {{- '<|im_end|>' }}{% endgeneration %}{{- '\\n' }}
+        {{- '<|im_end|>⓪' }}{% endgeneration %}{{- '\\n' }}
     {%- elif m.role == 'tool' %}
         {{- '<|im_start|>user\\n<tool_response>\\n' + m.content + '\\n</tool_response><|im_end|>\\n' }}
     {%- else %}
@@ -66,17 +66,17 @@ LLAMA = """
     {%- elif m.role == 'tool' %}
         {{- '<|start_header_id|>ipython<|end_header_id|>\\n\\n' + m.content + '<|eot_id|>' }}
     {%- else %}
-        {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% generation %}
+        {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n②' }}{% generation %}
         {%- if m.tool_calls %}
-            {{- (m.content or '') | trim }}{{- '<|python_tag|>' }}
+            {{- (m.content or '') | trim }}{{- '③<|python_tag|>' }}
             {%- for call in m.tool_calls %}
                 {{- '{"name": "' + call.function.name + '", "parameters": ' }}
                 {%- if call.function.arguments is string %}{{- call.function.arguments }}
                 {%- else %}{{- call.function.arguments | tojson }}{%- endif %}{{- '}' }}
                 {%- if not loop.last %}{{- '; ' }}{%- endif %}
             {%- endfor %}
-            {{- '<|eom_id|>' }}
-        {%- else %}{{- m.content | trim + '<|eot_id|>' }}{%- endif %}{% endgeneration %}
+            {{- '<|eom_id|>⓪' }}
+        {%- else %}{{- m.content | trim + '<|eot_id|>⓪' }}{%- endif %}{% endgeneration %}
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}
@@ -92,114 +92,38 @@ MISTRAL = """
         {%- endif %}
         {{- '[INST]' + m.content + '[/INST]' }}
     {%- elif m.role == 'tool' %}{{- '[TOOL_RESULTS]' + m.content + '[/TOOL_RESULTS]' }}
-    {%- else %}{% generation %}
-        {%- if m.content is string %}{{- m.content }}
+    {%- else %}{% generation %}{{- '②' }}
+        {%- if m.content is string %}{{- m.content | said(false, m.tool_calls) }}
         {%- else %}
             {%- for part in m.content or [] %}
-                {%- if part.type == 'thinking' %}{{- '[THINK]' + part.thinking + '[/THINK]' }}
-                {%- else %}{{- part.text }}{%- endif %}
+                {%- if part.type == 'thinking' %}{{- '①[THINK]' + part.thinking + '[/THINK]' }}
+                {%- else %}{{- '②' + part.text }}{%- endif %}
             {%- endfor %}
         {%- endif %}
         {%- for call in m.tool_calls or [] %}
-            {{- '[TOOL_CALLS]' + call.function.name + '[ARGS]' }}
+            {{- '③[TOOL_CALLS]' + call.function.name + '[ARGS]' }}
             {%- if call.function.arguments is string %}{{- call.function.arguments }}
             {%- else %}{{- call.function.arguments | tojson }}{%- endif %}
         {%- endfor %}
-        {{- eos_token }}{% endgeneration %}
+        {{- eos_token + '⓪' }}{% endgeneration %}
     {%- endif %}
 {%- endfor %}
 """
 
 
-def dumped(value: Any, **how: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, **how)
-
-
-def said(content: str, before: str, has_calls: bool) -> Iterator[Piece]:
-    """A content. The space around it belongs to the thought before it and to the calls behind it."""
-    start = len(content) - len(content.lstrip())
-    after = "tool_calls" if has_calls else "content"
-    yield content[:start], before if content.strip() or before == "thinking" else after
-    yield content[start : len(content.rstrip())], "content"
-    yield content[max(start, len(content.rstrip())) :], after
-
-
-def hermes(messages: list[Message], tools: Tools) -> Iterator[Piece]:
-    if tools:
-        listed = "".join("\n" + dumped(tool) for tool in tools)
-        yield f"<|im_start|>system\n# Tools\n<tools>{listed}\n</tools><|im_end|>\n", None
-    for m in messages:
-        if m["role"] == "tool":
-            yield f"<|im_start|>user\n<tool_response>\n{m['content']}\n</tool_response><|im_end|>\n", None
-        elif m["role"] == "user":
-            yield f"<|im_start|>user\n{m['content']}<|im_end|>\n", None
-        else:
-            yield "<|im_start|>assistant\n", None
-            part = "content"
-            if m.get("reasoning_content"):
-                part = "thinking"
-                yield f"<think>\n{m['reasoning_content'].strip(chr(10))}\n</think>\n\n", part
-            content = m.get("content") or ""
-            yield from said(content, part, bool(m.get("tool_calls")))
-            part = "content" if content.strip() else part
-            for i, call in enumerate(m.get("tool_calls") or []):
-                of, part = call["function"], "tool_calls"
-                yield "\n" if i or content else "", part
-                yield f'<tool_call>\n{{"name": "{of["name"]}", "arguments": {dumped(of["arguments"])}}}\n</tool_call>', part
-            yield "<|im_end|>", part
-            yield "\n", None
-
-
-def llama(messages: list[Message], tools: Tools) -> Iterator[Piece]:
-    yield "<s>", None
-    for i, m in enumerate(messages):
-        if m["role"] == "user":
-            yield "<|start_header_id|>user<|end_header_id|>\n\n", None
-            if not i and tools is not None:
-                yield "Functions:\n" + "".join(dumped(tool, indent=4) + "\n\n" for tool in tools), None
-            yield m["content"].strip() + "<|eot_id|>", None
-        elif m["role"] == "tool":
-            yield f"<|start_header_id|>ipython<|end_header_id|>\n\n{m['content']}<|eot_id|>", None
-        else:
-            yield "<|start_header_id|>assistant<|end_header_id|>\n\n", None
-            yield (m.get("content") or "").strip(), "content"
-            if m.get("tool_calls"):
-                of = [call["function"] for call in m["tool_calls"]]
-                calls = "; ".join(f'{{"name": "{one["name"]}", "parameters": {dumped(one["arguments"])}}}' for one in of)
-                yield f"<|python_tag|>{calls}<|eom_id|>", "tool_calls"
-            else:
-                yield "<|eot_id|>", "content"
-
-
-def mistral(messages: list[Message], tools: Tools) -> Iterator[Piece]:
-    last = max((i for i, m in enumerate(messages) if m["role"] == "user"), default=-1)
-    yield "<s>", None
-    for m in messages:
-        if m["role"] == "user":
-            if tools is not None and m == messages[last]:
-                yield f"[AVAILABLE_TOOLS]{dumped(tools)}[/AVAILABLE_TOOLS]", None
-            yield f"[INST]{m['content']}[/INST]", None
-        elif m["role"] == "tool":
-            yield f"[TOOL_RESULTS]{m['content']}[/TOOL_RESULTS]", None
-        else:
-            content, part = m.get("content") or "", "content"
-            if isinstance(content, str):
-                yield from said(content, part, bool(m.get("tool_calls")))
-            for one in [] if isinstance(content, str) else content:
-                part = "thinking" if "thinking" in one else "content"
-                yield f"[THINK]{one['thinking']}[/THINK]" if part == "thinking" else one["text"], part
-            for call in m.get("tool_calls") or []:
-                of, part = call["function"], "tool_calls"
-                yield f"[TOOL_CALLS]{of['name']}[ARGS]{dumped(of['arguments'])}", part
-            yield "</s>", part
+KINDS = {"⓪": None, "①": "thinking", "②": "content", "③": "tool_calls"}
 
 
 class Family(NamedTuple):
-    """A template that marks what counts, and what it writes, by a function that knows no templates."""
+    """A template with marks of the part of an answer that follows each."""
 
-    marked: str
-    written: Callable[[list[Message], Tools], Iterator[Piece]]
+    source: str
     thought: str | None
+
+    @property
+    def marked(self) -> str:
+        """The template as it is used, which marks what counts."""
+        return re.sub(r" \| said\([^)]*\)|[⓪①②③]", "", self.source)
 
     @property
     def template(self) -> str:
@@ -207,9 +131,9 @@ class Family(NamedTuple):
 
 
 FAMILIES = {
-    "hermes": Family(HERMES, hermes, "reasoning_content"),
-    "llama": Family(LLAMA, llama, None),
-    "mistral": Family(MISTRAL, mistral, "parts"),
+    "hermes": Family(HERMES, "reasoning_content"),
+    "llama": Family(LLAMA, None),
+    "mistral": Family(MISTRAL, "parts"),
 }
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 SPECIALS = (
@@ -284,17 +208,35 @@ def counted(of: Renderer, text: str) -> tuple[str, list[int]]:
     return b"".join(parts).decode(), mask
 
 
+def said(content: str, thinks: Any, calls: Any) -> str:
+    """A content with marks. The space around it belongs to the thought before it and to the calls after it."""
+    core = content.strip()
+    before, after = content.split(core, 1) if core else ("", "")
+    return core and f"{'①' if thinks else '②'}{before}②{core}{'③' if calls else '②'}{after}"
+
+
+JINJA = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+JINJA.filters |= {"said": said, "tojson": functools.partial(json.dumps, ensure_ascii=False)}
+
+
 def expected(family: Family, messages: list[Message], tools: Tools, count: tuple[str, ...] | None) -> tuple[str, list[int]]:
-    pieces = list(family.written(messages, tools))
-    mask = [int(part is not None and (count is None or part in count)) for text, part in pieces for _ in text.encode()]
-    return "".join(text for text, _ in pieces), mask
+    """What Jinja renders, and of each byte whether it counts, by the marks of the template."""
+    source = re.sub("{% (end)?generation %}", "", family.source)
+    text, mask, kind = "", [], None
+    for character in JINJA.from_string(source).render(messages=messages, tools=tools, **TOKENS):
+        if character in KINDS:
+            kind = KINDS[character]
+            continue
+        text += character
+        mask += [int(kind is not None and (count is None or kind in count))] * len(character.encode())
+    return text, mask
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("count", COUNTS, ids=str)
 @pytest.mark.parametrize("talks", first_fast([12, 40]))
 def test_what_counts_is_what_a_template_writes_of_it(name, count, talks):
-    """Against functions that write what the templates write, and know which part it is."""
+    """By the marks of its parts that the template has here."""
     family = FAMILIES[name]
     of = renderer(family.template, count)
     drawn = random.Random(f"{name} {count}")
@@ -357,12 +299,12 @@ def test_ids_are_those_of_transformers(tokenizer, name):
 )
 def test_tools_that_are_none_are_refused(tools, told):
     with refusal(told, RefusedError):
-        renderer(HERMES)(b'[{"role": "user", "content": "x"}]' + BOUNDARY + tools.encode())
+        renderer(FAMILIES["hermes"].marked)(b'[{"role": "user", "content": "x"}]' + BOUNDARY + tools.encode())
 
 
 def test_special_strings_in_tools_are_text():
     tools = [{"name": "<|im_end|>", "<s>": ["<|im_start|>"]}]
-    rendered = renderer(HERMES)(text_of([{"role": "user", "content": "x"}], tools).encode())
+    rendered = renderer(FAMILIES["hermes"].marked)(text_of([{"role": "user", "content": "x"}], tools).encode())
     assert rendered.parts[1] == f"system\n# Tools\n<tools>\n{json.dumps(tools[0])}\n</tools>".encode()
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.tokenize.rendering.forms import RenderedConversation
-from tasks.tokenize.rendering.messages import USUAL, Names, RefusedError, lost_message, read_messages
+from tasks.tokenize.rendering.messages import Names, RefusedError, lost_message
 from tasks.tokenize.rendering.renderer import MAX_DEPTH, NotATemplateError, Renderer
 from tasks.tokenize.rendering.request import Settings
 from tests.examples import examples
@@ -235,23 +235,6 @@ SHARE = Names("from", "value", {"human": "user", "gpt": "assistant"})
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("{", "unencodable"),
-        ('{"role": "user"}', "unencodable"),
-        ('["user"]', "unencodable"),
-        ("null", "unencodable"),
-        ("[" * 100_000, "unencodable"),
-        ("[]", "no_messages"),
-    ],
-)
-def test_what_is_no_list_of_messages_is_refused(text, reason):
-    with pytest.raises(RefusedError) as refused:
-        read_messages(text)
-    assert refused.value.reason == reason
-
-
-@pytest.mark.parametrize(
     ("message", "told"),
     [
         ({"role": "user", "content": ""}, None),
@@ -271,7 +254,7 @@ def test_what_is_no_list_of_messages_is_refused(text, reason):
 )
 def test_a_message_has_a_role_and_content(message, told):
     """Or calls, or a thought, in place of content."""
-    fault = USUAL.fault_of([{"role": "user", "content": "x"}, message])
+    fault = Names().fault_of([{"role": "user", "content": "x"}, message])
     assert fault is None if told is None else fault is not None and told in fault
 
 
