@@ -14,7 +14,7 @@ from flat_tokens.annotations import JsonFacts, JsonObject
 from flat_tokens.arrays.layouts import to_json
 from flat_tokens.manifest import check, check_format, dataset_of, digest_below
 from flat_tokens.options import at_least, true_or_false
-from flat_tokens.reader import open_split
+from flat_tokens.reader import open_split, resolve
 from flat_tokens.rows.loader import View, checked_seed
 from flat_tokens.rows.mixture import MixedSource, Mixture, check_weights, checked_epochs, is_weight, source_of
 from flat_tokens.rows.phases import ORDER, Edit, Schedule
@@ -41,7 +41,7 @@ class ReplacedView:
     """A source whose dataset is gone: *rows* rows, like those of *like*, none of which can be read."""
 
     def __init__(self, rows: int, like: View, reason: str) -> None:
-        self._rows, self._like, self._reason = rows, like, reason
+        self._rows, self._like, self.reason = rows, like, reason
 
     def __len__(self) -> int:
         return self._rows
@@ -49,7 +49,7 @@ class ReplacedView:
     def batch(self, indices: Any) -> Any:
         """No rows at all. FileNotFoundError for any row."""
         if len(indices):
-            raise FileNotFoundError(f"{self._reason}. Its rows, such as {int(indices[0])}, cannot be read any more")
+            raise FileNotFoundError(f"{self.reason}. Its rows, such as {int(indices[0])}, cannot be read any more")
         return self._like.batch(indices)
 
 
@@ -159,7 +159,7 @@ class Ledger:
     def view(self, name: str) -> View:
         """The view of a source, which is opened at first use. ValueError if it is not what the run was begun with."""
         source = self._source(name)
-        if name not in self._views and (other := source.get("replaced_by")) is not None:
+        if name not in {*self._views, *self._places} and (other := source.get("replaced_by")) is not None:
             reason = f"{self.path}: the dataset of source {name!r} was replaced, as documents were forgotten"
             self._views[name] = ReplacedView(source["rows"], self.view(other), reason)
         if isinstance(self._views.get(name), ReplacedView):
@@ -182,6 +182,14 @@ class Ledger:
                 )
         return self._views[name]
 
+    def documents_of(self, name: str) -> tuple[SplitView, str, str]:
+        """The view of a source, the path or URL of its dataset, and the split. ValueError if its documents are not known."""
+        view, where = self.view(name), self.dataset(name)
+        if where is None or not isinstance(view, SplitView):
+            reason = getattr(view, "reason", f"{self.path}: source {name!r} is a view of no dataset")
+            raise ValueError(f"{reason}, so that its documents are not known. A copy of the dataset can be its place (--at)")
+        return view, *where
+
     def _open(self, source: JsonFacts, where: tuple[str, str]) -> View:
         """The view of a source, of the split *where*: path or URL, and its name."""
         name, settings = source["name"], dict(source.get("view") or {})
@@ -198,7 +206,7 @@ class Ledger:
             raise ValueError(f"{self.path}: source {name!r}: {rows!r} has no setting {min(unknown)!r}; it has {has}")
         path, split = where
         try:
-            view: View = getattr(open_split(Store.at(path) / split), rows)(**settings)
+            view: View = getattr(open_split(resolve(Store.at(path)) / split), rows)(**settings)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise FileNotFoundError(f"{self.path}: source {name!r}: {error}") from error
         except (ValueError, TypeError, OverflowError) as error:

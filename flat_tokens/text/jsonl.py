@@ -325,7 +325,7 @@ def object_in(data: bytes, what: str) -> JsonObject:
     except ValueError as error:
         # The decoder counts lines within the text that it was given, which mostly is one line.
         is_one_line = isinstance(error, json.JSONDecodeError) and error.lineno == 1
-        why = f"{error.msg} at column {error.colno}" if is_one_line else error  # type: ignore[attr-defined]
+        why = f"{error.msg.removesuffix(' at')} at column {error.colno}" if is_one_line else error  # type: ignore[attr-defined]
         raise BadRowError("malformed", f"{what} is not JSON ({why})") from error
     if not isinstance(value, dict):
         raise BadRowError("wrong_type", f"{what} is a JSON {_json_type(value)}, not an object")

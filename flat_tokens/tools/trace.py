@@ -137,14 +137,12 @@ def run_ledger(options: argparse.Namespace) -> int:
     source, index = mixture.indices(options.step)
     rows: list[JsonObject] = []
     for k in np.unique(source).tolist():
-        name, view = mixture.names[k], mixture.views[k]
-        if not isinstance(view, SplitView) or (where := ledger.dataset(name)) is None:
-            raise ValueError(f"{ledger.path}: source {name!r} is a view of no dataset, so that there are no documents in it")
+        view, path, split = ledger.documents_of(name := mixture.names[k])
         chosen = [row for row in _chosen(options, len(source)) if source[row] == k]
-        corpus = open_corpus(where[0])
+        corpus = open_corpus(path)
         vocabulary, _ = cli.vocabulary_if_any(corpus, options)
         locator = Locator(corpus, options.source, options.trust_records)
-        found = traced_rows(corpus, where[1], view, {row: int(index[row]) for row in chosen}, locator, vocabulary)
+        found = traced_rows(corpus, split, view, {row: int(index[row]) for row in chosen}, locator, vocabulary)
         rows += [{"source": name, **row} for row in found]
     traced = {"path": ledger.path, "step": options.step, "rows": sorted(rows, key=lambda row: int(row["row"]))}
     terminal.show(options, traced, step_lines(traced, options.characters, terminal.wants_color(options.color)))
@@ -373,8 +371,6 @@ path=RUN.json  the ledger of a run
 
 def run_seen(options: argparse.Namespace) -> int:
     ledger = Ledger.open(options.path, places=dict(options.at), trust_records=options.trust_records)
-    if options.source not in (None, *ledger.names):
-        raise ValueError(f"{ledger.path}: there is no source {options.source!r}; there are {', '.join(ledger.names)}")
     mixture = ledger.mixture()
     before = ledger.steps_before(options.before, "--before STEP")
     names = ledger.names if options.source is None else [options.source]
@@ -382,21 +378,20 @@ def run_seen(options: argparse.Namespace) -> int:
     most = None if options.json or not options.limit else options.limit
     sources = []
     for name in names:
-        rows = len(ledger.view(name))
+        rows = len(view := ledger.view(name))
         source: JsonObject = {"name": name, "samples": drawn[name], "rows": rows, "epochs": drawn[name] / rows}
-        found = list(islice(seen(ledger, mixture, name, options.document, before), most))
-        sources.append(source | {"documents": found, "is_cut": len(found) == most and options.document is None})
+        source |= {"documents": None, "is_cut": False}
+        if isinstance(view, SplitView):
+            found = list(islice(seen(ledger, mixture, name, options.document, before), most))
+            source |= {"documents": found, "is_cut": len(found) == most and options.document is None}
+        sources.append(source)
     terminal.show(options, {"ledger": ledger.path, "before": before, "sources": sources}, seen_lines(sources, before))
-    is_any = any(source["documents"] for source in sources)
-    return cli.SAME if is_any else cli.DIFFERENT
+    return cli.SAME if any(source["documents"] for source in sources) else cli.DIFFERENT
 
 
 def seen(ledger: Ledger, mixture: Mixture, name: str, document: str | int | None, before: int) -> Iterator[JsonObject]:
     """The documents of a source that the run has seen, for JSON: each one's visits."""
-    view = ledger.view(name)
-    if not isinstance(view, SplitView):
-        raise ValueError(f"{ledger.path}: source {name!r} is a view of no dataset, so that there are no documents in it")
-    path, split = ledger.dataset(name) or ("", "")
+    view, path, split = ledger.documents_of(name)
     records = open_corpus(path).documents(split)
     for documents in _asked(records, view.tokens.seq_count, document):
         found = mixture.seen(documents, before=before, source=name)
@@ -430,7 +425,9 @@ def seen_lines(sources: Sequence[JsonFacts], before: int) -> Iterator[str]:
     for source in sources:
         of = f"{source['epochs']:,.2f} epochs of {terminal.plural(source['rows'], 'row')}"
         yield f"{source['name']}: {terminal.plural(source['samples'], 'sample')} before step {before:,}, {of}"
-        for document in source["documents"]:
+        if source["documents"] is None:
+            yield "  its dataset was replaced, as documents were forgotten; --at NAME=PATH names a copy"
+        for document in source["documents"] or ():
             visits = document["visits"]
             shown = ", ".join(f"step {visit['step']:,} row {visit['batch_row']:,}" for visit in visits[:VISITS_SHOWN])
             more = f", {len(visits) - VISITS_SHOWN:,} more" if len(visits) > VISITS_SHOWN else ""

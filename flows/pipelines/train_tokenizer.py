@@ -7,13 +7,13 @@ import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import cast
 
 from flat_tokens.annotations import JsonFacts, JsonObject
 from flat_tokens.forgotten import read_forgotten
 from flat_tokens.formats import FLAT_TOKENS
-from flat_tokens.manifest import EVERY_SPLIT, TOKEN_BYTES, manifest_digest, read_token_bytes
+from flat_tokens.manifest import TOKEN_BYTES, manifest_digest, read_token_bytes
 from flat_tokens.record.ledger import Ledger
-from flat_tokens.rows.views import SplitView
 from flat_tokens.tools.corpus import Corpus, open_corpus, vocabulary_of
 from flat_tokens.tools.terminal import plural, size
 from flat_tokens.vocabulary import Vocabulary
@@ -156,10 +156,8 @@ def train_on_run(
         raise ValueError(f"{ledger.path}: before step {step} the run has seen nothing. Name a later --step")
     corpora: dict[str, tuple[Corpus, Split, Vocabulary]] = {}
     for source in (name for name, count in drawn.items() if count):
-        if (place := ledger.dataset(source)) is None or not isinstance(mixture.views[mixture.names.index(source)], SplitView):
-            raise ValueError(f"{ledger.path}: source {source!r} is a view of no dataset, so that there are no texts in it")
-        split: Split = next((name for name in EVERY_SPLIT if name == place[1]), "validation")
-        corpus, vocabulary = _decodable(place[0], split, tokenizer, trusted, warn)
+        _, path, name = ledger.documents_of(source)
+        corpus, vocabulary = _decodable(path, split := cast(Split, name), tokenizer, trusted, warn)
         corpora[source] = corpus, split, vocabulary
     facts = {source: _facts(of, split) for source, (of, split, _) in corpora.items()}
     trained_on = {"name": Path(ledger.path).stem, "run": facts_of_run(ledger, step), "datasets": facts, **_sample(request)}

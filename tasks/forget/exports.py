@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -125,8 +125,7 @@ def visits_of_forgotten(
         if of is None or where is None or not isinstance(view, SplitView):
             continue
         sources[name] = of.version
-        split: Split = "validation" if where[1] == "validation" else "train"
-        found = mixture.seen(of.of(split)["number"], before=last, source=name)
+        found = mixture.seen(of.of(cast(Split, where[1]))["number"], before=last, source=name)
         documents += len(np.unique(found.asked))
         visits += len(found.step)
         steps.append(found.step.astype(np.int64))

@@ -124,7 +124,7 @@ LINES = {
     "line is a string": (b'"text"', "wrong_type", "the line is a JSON string, not an object"),
     "line is a null": (b"null", "wrong_type", "the line is a JSON null, not an object"),
     "two objects on a line": (b'{"text": "a"}{"text": "b"}', "malformed", "the line is not JSON (Extra data"),
-    "cut line": (b'{"text": "a', "malformed", "the line is not JSON (Unterminated string"),
+    "cut line": (b'{"text": "a', "malformed", "the line is not JSON (Unterminated string starting at column 10)"),
     "raw NUL": (b'{"text": "a\0b"}', "malformed", "the line is not JSON (Invalid control"),
     "BOM within": (b'\xef\xbb\xbf{"text": "a"}', "malformed", "the line is not JSON (Unexpected UTF-8 BOM"),
     "nested 50,000 deep": (b'{"text": "a", "x": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", "malformed", "nested too deep"),
