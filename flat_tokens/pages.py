@@ -113,16 +113,11 @@ def pages_of(
             seen += count
             if seen > rows:
                 raise ValueError(f"its pages have {seen} rows or more, not {rows}")
-            if encoding in (PLAIN, DELTA_LENGTHS):
-                yield Page(count, size, size, for_each_row=False)
-            elif encoding in DICTIONARIES:
-                entry_bytes, entries = dictionary
-                if dictionaries:
-                    yield Page(count, count * PLACE_BYTES, PLACE_BYTES, for_each_row=True)
-                else:
-                    yield Page(count, count * entry_bytes // entries, entry_bytes, for_each_row=True)
+            if encoding in DICTIONARIES:
+                entry_bytes, entries = (PLACE_BYTES, 1) if dictionaries else dictionary
+                yield Page(count, count * entry_bytes // entries, entry_bytes, for_each_row=True)
             else:
-                yield Page(count, size, size, for_each_row=True)
+                yield Page(count, size, size, for_each_row=encoding not in (PLAIN, DELTA_LENGTHS))
         elif kind != INDEX:
             raise ValueError(f"a page of it is of kind {kind}")
 
@@ -198,15 +193,14 @@ def _struct(data: bytes, at: int, depth: int = 0) -> tuple[dict[int, Any], int]:
             field += delta
         else:
             field, at = _zigzag(data, at)
-        if kind in (_TRUE, _FALSE):
-            found[field] = kind == _TRUE
-        else:
-            found[field], at = _value(data, at, kind, depth)
+        found[field], at = _value(data, at, kind, depth)
     return found, at + 1
 
 
 def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
     """A value of Thrift's compact protocol at byte *at*, and the byte after it. Texts are passed over: None."""
+    if kind in (_TRUE, _FALSE):
+        return kind == _TRUE, at
     if kind in (_I16, _I32, _I64):
         return _zigzag(data, at)
     if kind == _BINARY:

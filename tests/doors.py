@@ -76,7 +76,6 @@ PERMITTED = {
     "flat_tokens/tools/diff.py:on_disk": OWN,
     "flat_tokens/tools/export.py:holding": LOCK,
     "flat_tokens/tools/export.py:_note_locally": LOCK,
-    "flat_tokens/tools/sources.py:_unpacked": "TextFile's own open, which is a door",
     "flows/__main__.py:numpy_settings": SYSTEM,
     "flows/commands/build.py:read_config": OPERATOR,
     "flows/commands/running.py:_setting": OPERATOR,

@@ -32,7 +32,6 @@ __all__ = [
     "STREAMS",
     "ExportFile",
     "Files",
-    "Opened",
     "Readable",
     "Splits",
     "check_format",
@@ -46,7 +45,7 @@ FLAT_TOKENS = "flat-tokens"
 _STREAMS = (NANOGPT, BUILD_NANOGPT, JAXFORMER, LLMC, LLMC_LLAMA)
 STREAMS = frozenset(entry.name for entry in _STREAMS)
 """Formats that separate documents only by an end-of-text token, which has to be named for an import."""
-_LISTED: tuple[Format[Any], ...] = (MODALITIES, MEGATRON, *_STREAMS, DATATROVE, OLMO, MDS, LITDATA, PARQUET, ARROW)
+_LISTED: tuple[Format, ...] = (MODALITIES, MEGATRON, *_STREAMS, DATATROVE, OLMO, MDS, LITDATA, PARQUET, ARROW)
 FORMATS = {entry.name: entry for entry in _LISTED}
 """Every format by its name, in the order in which they are listed for people."""
 

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import PurePosixPath
 from types import NoneType
-from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, Protocol, Self, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -168,11 +168,10 @@ class DocumentOptions(Options):
 
 
 T = TypeVar("T")
-O = TypeVar("O")  # noqa: E741 - the options of a format
 
 
 @dataclass(frozen=True)
-class Format(Generic[O]):
+class Format:
     """A neighbour's format: its description, and its module's functions. ``finish`` is left out if files need no others."""
 
     name: str
@@ -182,12 +181,12 @@ class Format(Generic[O]):
     """The properties that survive a round trip."""
     loses: str
     """The properties that do not."""
-    options: type[O]
+    options: type[Any]
     recognise: Callable[[Files], bool]
-    open: Callable[[Files, O], Mapping[SplitName, Readable]]
-    plan: Callable[[Splits, O], list[ExportFile]]
-    write: Callable[[Splits, ExportFile, Store, O], list[StoredObject]]
-    finish: Callable[[Splits, Sequence[StoredObject], Store, O], list[StoredObject]] = lambda *_: []
+    open: Callable[[Files, Any], Mapping[SplitName, Readable]]
+    plan: Callable[[Splits, Any], list[ExportFile]]
+    write: Callable[[Splits, ExportFile, Store, Any], list[StoredObject]]
+    finish: Callable[[Splits, Sequence[StoredObject], Store, Any], list[StoredObject]] = lambda *_: []
     keeps_loss_mask: bool = False
     """Whether a file says which tokens count for the loss, where the dataset does."""
 
@@ -286,19 +285,21 @@ def put_indices(
     files: Sequence[ExportFile],
     written: Sequence[StoredObject],
     described: Callable[[ExportFile, StoredObject], JsonObject],
-    index_of: Callable[[list[JsonObject]], JsonObject],
+    name: str,
+    **more: Any,
 ) -> list[StoredObject]:
-    """Write the INDEX of each split, made of its files as they are *described*."""
+    """Write the INDEX of each split: its files, as they are *described*, by *name*, and what all have."""
     found: dict[SplitName, list[JsonObject]] = {}
     for file, item in zip(files, written, strict=True):
         found.setdefault(file.split, []).append(described(file, item))
     return [
-        store.put(f"{split}/{INDEX}", json.dumps(index_of(entries), sort_keys=True).encode()) for split, entries in found.items()
+        store.put(f"{split}/{INDEX}", json.dumps({name: entries, **more}, sort_keys=True).encode())
+        for split, entries in found.items()
     ]
 
 
 def by_split(
-    files: Files, keys: Sequence[str], opened: Callable[[Store, str, O], Readable], options: O
+    files: Files, keys: Sequence[str], opened: Callable[[Store, str, Any], Readable], options: Any
 ) -> dict[SplitName, Readable]:
     """The readers of some of the files by split, joined in the order of the keys."""
     found: dict[SplitName, list[Readable]] = {}

@@ -8,7 +8,6 @@ name. Without it, the width follows from the last document's end and the size of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -126,7 +125,7 @@ def tokens_key(key: str) -> str:
     return key.removesuffix(".index").removesuffix(".metadata").removesuffix(LOSS)
 
 
-DATATROVE: Format[Any] = Format(
+DATATROVE = Format(
     name="datatrove",
     summary="datatrove tokenized files (.ds and .ds.index)",
     keeps="sequences, empty ones too; ids up to 2**31 - 1",

@@ -107,7 +107,7 @@ def finish(splits: Splits, written: Sequence[StoredObject], store: Store, option
         "encryption": None,
         "item_loader": "TokensLoader",
     }
-    return put_indices(store, plan(splits, options), written, described, lambda chunks: {"chunks": chunks, "config": config})
+    return put_indices(store, plan(splits, options), written, described, "chunks", config=config)
 
 
 def recognise(files: Files) -> bool:
@@ -209,7 +209,7 @@ class Chunk:
         return head
 
 
-LITDATA: Format[Any] = Format(
+LITDATA = Format(
     name="litdata",
     summary="LitData's chunks, as its TokensLoader reads them",
     keeps="sequences, empty ones too; ids up to 2**31 - 1",

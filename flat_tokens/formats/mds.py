@@ -464,7 +464,7 @@ def finish(splits: Splits, written: Sequence[StoredObject], store: Store, option
             raw, packed = {"basename": posixpath.splitext(name)[0], "bytes": size, "hashes": {}}, stored
         return {**_config(options), "raw_data": raw, "samples": file.stop - file.start, "zip_data": packed}
 
-    return put_indices(store, plan(splits, options), written, described, lambda shards: {"shards": shards, "version": 2})
+    return put_indices(store, plan(splits, options), written, described, "shards", version=2)
 
 
 def recognise(files: Files) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -177,7 +177,7 @@ def has_index(store: Store, key: str) -> bool:
     return store.read_range(key, 0, len(MAGIC)) == MAGIC
 
 
-MEGATRON: Format[Any] = Format(
+MEGATRON = Format(
     name="megatron",
     summary="Megatron-LM indexed dataset (.bin and .idx), a document a sequence",
     keeps="sequences, empty ones too; ids up to 2**31 - 1",

@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -368,7 +368,7 @@ def has_kind(store: Store, key: str, kind: Kind) -> bool:
         return False
 
 
-def _format(kind: Kind, options: type[Stream], summary: str, recognised: bool = True) -> Format[Any]:
+def _format(kind: Kind, options: type[Stream], summary: str, recognised: bool = True) -> Format:
     return Format(
         name=kind.name,
         summary=summary,

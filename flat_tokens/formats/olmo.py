@@ -19,7 +19,6 @@ import zlib
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -204,7 +203,7 @@ def has_metadata(store: Store, key: str) -> bool:
     return store.read_range(stem + TOKENS, 0, len(NPY_MAGIC)) != NPY_MAGIC
 
 
-OLMO: Format[Any] = Format(
+OLMO = Format(
     name="olmo-core",
     summary="OLMo-core's token files, as of the Dolma toolkit (.npy without a header, and .csv.gz)",
     keeps="sequences, empty ones too; ids up to 2**31 - 1",

@@ -63,6 +63,30 @@ class TextFile(NamedTuple):
     partitions: tuple[tuple[str, str | None], ...] = ()
     """Kept columns that the names of its directories give, each with the value of all its rows."""
 
+    @classmethod
+    def of(cls, path: str, name: str, size: int, settings: Mapping[str, Any], **more: Any) -> TextFile:
+        """A file of a source, whose *settings*, by a configuration or a manifest, say how it is read."""
+
+        def text(setting: str) -> str | None:
+            return str(settings.get(setting) or "") or None
+
+        messages = text("messages_column")
+        return cls(
+            path,
+            name,
+            size,
+            messages or text("prompt_column") or text("text_column") or "text",
+            text("id_column"),
+            (text("document_separator") or "").encode(),
+            max_expansion=int(settings.get("max_expansion") or limits.MAX_EXPANSION),
+            completion_column=text("completion_column"),
+            has_messages=messages is not None,
+            tools_column=text("tools_column"),
+            delimiter=settings.get("delimiter"),
+            quotes=settings.get("quotes"),
+            **more,
+        )
+
     @property
     def text_columns(self) -> list[str]:
         """The columns that a document's text is made of."""

@@ -15,7 +15,6 @@ import numpy as np
 
 from flat_tokens.annotations import Int64s, JsonFacts, JsonObject
 from flat_tokens.extras import pa
-from flat_tokens.formats import Readable
 from flat_tokens.manifest import TokenBytes, read_token_bytes
 from flat_tokens.rows.documents import recorded_of, values_of
 from flat_tokens.rows.split import FlatTokens
@@ -142,16 +141,26 @@ class VersionCounts(NamedTuple):
 
 def count(corpus: Corpus, table: TokenBytes, columns: Sequence[str], split: str | None) -> VersionCounts:
     """Count the tokens of a version, in one pass."""
-    ids = np.zeros(len(table.lengths), np.int64)
+    lengths, ids = table.lengths.astype(np.int64), np.zeros(len(table.lengths), np.int64)
     groups = {
         kind: {source.name: np.zeros(3, np.int64) for source in corpus.sources if kind == "source"}
         for kind in ("source", *columns)
     }
     recorded = functools.cache(lambda: recorded_of(corpus.store))
     for read in corpus.chosen(split).values():
-        counts = np.zeros((3, read.seq_count), np.int64)
-        for first, some in _counts(read, table, ids):
-            counts[:, first : first + some.shape[1]] += some
+        counts = np.zeros((3, read.seq_count + 1), np.int64)  # of tokens, bytes, tokens of one byte; first of no sequence
+        for window in windows(read, max_tokens=COUNT_TOKENS):
+            if len(window.ids) and int(window.ids.max()) >= len(lengths):
+                raise ValueError(
+                    f"a token has id {window.ids.max()}, but the tokenizer has {len(lengths)}. Run flat-tokens verify"
+                )
+            ids += np.bincount(window.ids, minlength=len(ids))
+            of_ids = lengths[window.ids]
+            # Range 0 continues the sequence before; range k is the window's k-th sequence.
+            bounds = np.concatenate([[0], window.starts, [len(window.ids)]])
+            totals = [bounds, running_sums(of_ids)[bounds], running_sums(of_ids == 1)[bounds]]
+            counts[:, window.first_seq : window.first_seq + len(bounds) - 1] += np.diff(totals)
+        counts = counts[:, 1:]
         for kind, sums in groups.items():
             assert isinstance(read, FlatTokens)
             names = values_of(read, kind, 0, read.seq_count, recorded)
@@ -167,27 +176,6 @@ def count(corpus: Corpus, table: TokenBytes, columns: Sequence[str], split: str 
                     "another with --by"
                 )
     return VersionCounts(groups, ids)
-
-
-def _counts(split: Readable, table: TokenBytes, ids: Int64s) -> Iterator[tuple[int, Int64s]]:
-    """Tokens, bytes and tokens of one byte of a split's sequences, in parts: the number of the first sequence, int64[3, n]. A
-    sequence may be in several parts. *ids* counts occurrences along.
-    """
-    lengths = table.lengths.astype(np.int64)
-    for window in windows(split, max_tokens=COUNT_TOKENS):
-        if len(window.ids) and int(window.ids.max()) >= len(lengths):
-            raise ValueError(f"a token has id {window.ids.max()}, but the tokenizer has {len(lengths)}. Run flat-tokens verify")
-        found = np.bincount(window.ids, minlength=len(ids))
-        ids += found
-        of_ids = lengths[window.ids]
-        # Range 0 continues the sequence before; range k is the window's k-th sequence.
-        bounds = np.concatenate([[0], window.starts, [len(window.ids)]])
-        totals = [running_sums(of_ids)[bounds], running_sums(of_ids == 1)[bounds]]
-        counts = np.stack([np.diff(bounds), *(np.diff(total) for total in totals)])
-        if window.first_seq:
-            yield window.first_seq - 1, counts
-        else:
-            yield 0, counts[:, 1:]
 
 
 def _name(value: Any) -> str:

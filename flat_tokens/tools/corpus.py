@@ -303,16 +303,10 @@ def _manifest_of_shard(output: Store | None, receipt: JsonFacts) -> JsonObject:
     return {}
 
 
-class Below(NamedTuple):
-    """A dataset that was found below a path: where, and itself, or why it can't be opened."""
-
-    url: str
-    corpus: Corpus | None
-    problem: str | None
-
-
-def corpora_below(root: Store) -> Iterator[Below]:
-    """The datasets of any format below a path, nearest first: outputs, versions, and directories with files of other formats."""
+def corpora_below(root: Store) -> Iterator[tuple[str, Corpus | str]]:
+    """The datasets of any format below a path, nearest first: outputs, versions, and directories with files of other formats.
+    Each with its URL, or the URL with the reason why it can't be opened.
+    """
     exports: list[str] = []
     for found in directories_below(root):
         if found.store.root.startswith(tuple(exports)):
@@ -321,9 +315,9 @@ def corpora_below(root: Store) -> Iterator[Below]:
             exports.append(f"{found.store.root}/")
         if found.is_dataset or BESIDE in found.directories or (found.files and recognised(Files(found.store, found.files))):
             try:
-                yield Below(found.store.url, open_corpus(found.store.url), None)
+                yield found.store.url, open_corpus(found.store.url)
             except (OSError, ValueError) as error:
-                yield Below(found.store.url, None, one_line(error))
+                yield found.store.url, one_line(error)
 
 
 class RunRecord(NamedTuple):

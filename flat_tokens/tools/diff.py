@@ -176,11 +176,6 @@ class Side(NamedTuple):
         keys, digests = np.memmap(file, np.uint64, "w+", shape=(2, max(count, 1)))[:, :count]
         return cls(keys, digests, firsts, names)
 
-    def place(self, i: int) -> tuple[str, int]:
-        """Split and sequence of document *i*."""
-        k = int(np.searchsorted(self.firsts, i, side="right")) - 1
-        return self.names[k], i - int(self.firsts[k])
-
 
 def compare_documents(a: Corpus, b: Corpus, limit: int) -> JsonObject:
     """Documents that were added, removed, changed their tokens, or moved to another split, with the first *limit* of each."""
@@ -265,7 +260,8 @@ def _example(corpora: Sequence[Corpus], sides: Sequence[Side], pair: IntPair) ->
     example: JsonObject = {}
     for letter, corpus, side, i in zip("ab", corpora, sides, pair, strict=True):
         if i >= 0:
-            split, sequence = side.place(i)
+            k = int(np.searchsorted(side.firsts, i, side="right")) - 1
+            split, sequence = side.names[k], i - int(side.firsts[k])
             example[letter] = {"split": split, "sequence": sequence, "document": document_of(corpus, split, sequence)}
     return example
 

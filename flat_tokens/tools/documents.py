@@ -22,7 +22,7 @@ from flat_tokens.rows.documents import DocumentTable
 from flat_tokens.rows.where import parse
 from flat_tokens.stores.local import kind_of
 from flat_tokens.tools import cli, terminal
-from flat_tokens.tools.corpus import open_corpus
+from flat_tokens.tools.corpus import Corpus, open_corpus
 
 duckdb: Any = LazyModule("duckdb", "comparing documents")
 
@@ -52,7 +52,7 @@ def add_commands(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    table, where = table_of(options.path), None if options.where is None else parse(options.where)
+    table, where = table_of(open_corpus(options.path)), None if options.where is None else parse(options.where)
     names = None if options.columns is None else [name.strip() for name in options.columns.split(",")]
     shown, batches, count = names or table.schema.names, table.batches(names, where), 0
     with contextlib.ExitStack() as stack:
@@ -84,9 +84,8 @@ def run(options: argparse.Namespace) -> int:
     return cli.SAME if count else cli.DIFFERENT
 
 
-def table_of(path: str) -> DocumentTable:
-    """The table of the dataset at a path. ValueError for anything else."""
-    corpus = open_corpus(path)
+def table_of(corpus: Corpus) -> DocumentTable:
+    """The table of a dataset's documents. ValueError for anything else."""
     if corpus.format != FLAT_TOKENS or not corpus.manifest or "shard" in corpus.splits:
         raise ValueError(
             f"{corpus.url}: is a {corpus.kind}, which has no record of documents. Name a dataset or a build's output."

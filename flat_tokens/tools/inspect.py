@@ -21,7 +21,7 @@ from flat_tokens.reader import datasets_below
 from flat_tokens.rows.split import FlatTokens
 from flat_tokens.stores.store import Store
 from flat_tokens.tools import cli, terminal
-from flat_tokens.tools.corpus import WINDOW_TOKENS, Below, Corpus, corpora_below, windows
+from flat_tokens.tools.corpus import WINDOW_TOKENS, Corpus, corpora_below, windows
 from flat_tokens.tools.sources import document_of
 from flat_tokens.vocabulary import Vocabulary
 
@@ -68,7 +68,7 @@ def run(options: Namespace) -> int:
         corpus = cli.corpus_of(options)
     except (OSError, ValueError):
         below = list(corpora_below(root)) if whole else []
-        if any(one.corpus for one in below):
+        if any(isinstance(one, Corpus) for _, one in below):
             return show_below(root, below, options)
         raise
     if options.sequence is not None:
@@ -83,19 +83,18 @@ def run(options: Namespace) -> int:
     return cli.SAME
 
 
-def show_below(root: Store, below: list[Below], options: Namespace) -> int:
+def show_below(root: Store, below: list[tuple[str, Corpus | str]], options: Namespace) -> int:
     """List the datasets below a directory."""
     found: list[JsonObject] = []
     rows, problems = [["path", "format", "name", "version", "tokens", "sequences"]], []
-    for one in below:
-        path = posixpath.relpath(one.url, root.url)
-        if one.corpus is None:
-            problems.append({"path": one.url, "problem": one.problem})
+    for url, one in below:
+        if isinstance(one, str):
+            problems.append({"path": url, "problem": one})
             continue
-        name, version = one.corpus.provenance.get("name"), version_of(one.corpus)
-        counts = one.corpus.counts
-        found.append({"path": one.url, "format": one.corpus.format, "name": name, "version": version, **counts})
-        rows.append([path, one.corpus.format, name or "", version or "", *(f"{count:,}" for count in counts.values())])
+        name, version, counts = one.provenance.get("name"), version_of(one), one.counts
+        found.append({"path": url, "format": one.format, "name": name, "version": version, **counts})
+        path, numbers = posixpath.relpath(url, root.url), [f"{count:,}" for count in counts.values()]
+        rows.append([path, one.format, name or "", version or "", *numbers])
     heading = f"{root.url}: no dataset itself, {terminal.plural(len(found), 'dataset')} below"
     lines = [heading, "", *terminal.table(rows, "<<<<>>"), *(f"  not read: {one['problem']}" for one in problems)]
     terminal.show(options, {"path": root.url, "datasets": found, "not_read": problems}, lines)

@@ -240,7 +240,7 @@ def near_duplicates(corpus: Corpus, locator: Locator) -> JsonObject | None:
     policy = (corpus.provenance.get("documents") or {}).get("near_duplicates")
     if not policy:
         return None
-    found = np.concatenate([np.empty(0, ENTRY), *_entries(table_of(corpus.url))])
+    found = np.concatenate([np.empty(0, ENTRY), *_entries(table_of(corpus))])
     _, cluster, later = np.unique(found["of"], return_inverse=True, return_counts=True)
     cluster, sizes = cluster.reshape(-1), later + 1
     counts = {one["name"]: one for one in ((corpus.manifest.get("totals") or {}).get("documents") or {}).get("by_source") or ()}

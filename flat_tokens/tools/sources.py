@@ -30,7 +30,6 @@ from flat_tokens.steps.patterns import program_size
 from flat_tokens.stores.local import kind_of, pattern_base, real_path
 from flat_tokens.stores.reading import lent, resolved_path
 from flat_tokens.stores.store import REMOTE, Store
-from flat_tokens.text import limits
 from flat_tokens.text.formats import FORMATS, HEAD_BYTES, FileFormat, compression_of, detect_format, holding, unpacked
 from flat_tokens.text.rows import TextFile, as_unicode, ids_as_text, keys_of, prompts_and_completions, to_large
 from flat_tokens.tools import terminal
@@ -220,36 +219,14 @@ def read_rows(place: str, file: CorpusFile, source: CorpusSource, rows: Iterable
 
     ValueError if the file is not of its format; ModuleNotFoundError if a package is needed that is not installed.
     """
-    wanted, settings, kind = np.unique(np.fromiter(rows, np.int64)), source.settings, "a source file"
+    wanted, kind = np.unique(np.fromiter(rows, np.int64)), "a source file"
     if not len(wanted):
         return {}
-
-    def said(name: str) -> str | None:
-        """A setting that is text; None if it is empty."""
-        return str(settings.get(name) or "") or None
-
     with ExitStack() as stack:
         try:
-            most = int(settings.get("max_expansion") or limits.MAX_EXPANSION)
-            path, size = _unpacked(place, file.name, most, stack)
-            column = said("messages_column") or said("prompt_column") or said("text_column") or "text"
-            text = TextFile(
-                path,
-                file.name,
-                size,
-                column,
-                said("id_column"),
-                (said("document_separator") or "").encode(),
-                max_expansion=most,
-                completion_column=said("completion_column"),
-                has_messages=said("messages_column") is not None,
-                tools_column=said("tools_column"),
-                crlf=file.line_ends is not None,
-                delimiter=settings.get("delimiter"),
-                quotes=settings.get("quotes"),
-            )
+            text = _unpacked(TextFile.of(place, file.name, 0, source.settings, crlf=file.line_ends is not None), stack)
             with text.open() as opened:
-                kind = detect_format(opened.read(HEAD_BYTES), file.name, settings.get("format", "auto"))
+                kind = detect_format(opened.read(HEAD_BYTES), file.name, source.settings.get("format", "auto"))
             return dict(_rows(kind, text, wanted))
         except ModuleNotFoundError:
             raise
@@ -257,19 +234,19 @@ def read_rows(place: str, file: CorpusFile, source: CorpusSource, rows: Iterable
             raise ValueError(f"{place}: cannot be read as {kind}: {error}") from error
 
 
-def _unpacked(place: str, name: str, most: int, stack: ExitStack) -> tuple[str, int]:
-    """Path or URL, and size, of the unpacked file: the file itself, or a temporary one that goes with *stack*."""
-    with TextFile(place, name, 0, "").open() as stored:
-        ending = compression_of(stored.read(HEAD_BYTES), name)
+def _unpacked(file: TextFile, stack: ExitStack) -> TextFile:
+    """The unpacked file: the file itself, or a temporary one that goes with *stack*."""
+    with file.open() as stored:
+        ending = compression_of(stored.read(HEAD_BYTES), file.name)
         if ending is None:
-            return place, stored.seek(0, os.SEEK_END)
+            return file._replace(size=stored.seek(0, os.SEEK_END))
         stored.seek(0)
         temporary = stack.enter_context(tempfile.NamedTemporaryFile())  # noqa: SIM115  the stack closes it
-        for block in unpacked(stored, ending, name, most):
+        for block in unpacked(stored, ending, file.name, file.max_expansion):
             temporary.write(block)
         temporary.flush()
         stack.enter_context(lent(temporary.name))
-        return temporary.name, temporary.tell()
+        return file._replace(path=temporary.name, size=temporary.tell())
 
 
 def _rows(kind: FileFormat, file: TextFile, wanted: Int64s) -> Iterator[tuple[int, SourceRow]]:

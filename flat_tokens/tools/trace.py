@@ -153,7 +153,7 @@ def find_document(corpus: Corpus, key: str) -> tuple[str, int] | JsonObject:
     """The split and the sequence of the document with a key, or its row in the table of documents if it is in no split. A
     forgotten document's row has only its key and the reason. LookupError if there is no such document.
     """
-    wanted, table = np.array([key_of(key)], np.uint64), table_of(corpus.store.url)
+    wanted, table = np.array([key_of(key)], np.uint64), table_of(corpus)
     for name, split in corpus.splits.items():
         assert isinstance(split, FlatTokens)
         if (number := int(split.by_keys(wanted)[0])) >= 0:
@@ -178,21 +178,17 @@ def trace_one(
     corpus: Corpus, name: str, split: Readable, options: argparse.Namespace, locator: Locator, vocabulary: Vocabulary | None
 ) -> JsonObject:
     """The document of the sequence or the token in the options."""
+    i, token = options.sequence, {}
     if options.token is not None:
         i, within = sequence_of(split, options.token)
-        token = {"index": options.token % split.token_count, "in_sequence": within, **_token(split, i, within, vocabulary)}
-        return trace(corpus, name, [i], locator, vocabulary)[0] | {"token": token}
-    if not -split.seq_count <= options.sequence < split.seq_count:
-        raise IndexError(f"{corpus.url}: there is no sequence {options.sequence} in {name}; there are {split.seq_count}")
-    return trace(corpus, name, [options.sequence % split.seq_count], locator, vocabulary)[0]
-
-
-def _token(split: Readable, i: int, within: int, vocabulary: Vocabulary | None) -> JsonObject:
-    """A token and its context."""
-    ids = split.sequence(i)
-    before, behind = ids[max(within - CONTEXT_TOKENS, 0) : within], ids[within + 1 : within + 1 + CONTEXT_TOKENS]
-    parts = {"text": ids[within : within + 1], "before": before, "after": behind}
-    return {"id": int(ids[within]), **{name: _text(vocabulary, part) for name, part in parts.items()}}
+        ids = split.sequence(i)
+        parts = {"text": (within, within + 1), "before": (max(within - CONTEXT_TOKENS, 0), within)}
+        parts["after"] = within + 1, within + 1 + CONTEXT_TOKENS
+        token = {"index": options.token % split.token_count, "in_sequence": within, "id": int(ids[within])}
+        token = {"token": token | {part: _text(vocabulary, ids[low:high]) for part, (low, high) in parts.items()}}
+    if not -split.seq_count <= i < split.seq_count:
+        raise IndexError(f"{corpus.url}: there is no sequence {i} in {name}; there are {split.seq_count}")
+    return trace(corpus, name, [i % split.seq_count], locator, vocabulary)[0] | token
 
 
 def _text(vocabulary: Vocabulary | None, ids: UInt32s) -> str | None:

@@ -160,7 +160,9 @@ def check(options: Namespace, watch: Callable[[CheckProgress], object] | None = 
                     yield from check_signed(root, store, public, options.number)
                 yield from check_published(root, store, metadata["zarr_format"], "full" if options.full else "quick", 2, seen)
                 if options.sample is not None:
-                    yield from _check_sample(store, options)
+                    corpus = open_corpus(store.url)
+                    objects = [stored_object(item) for item in corpus.manifest.get("objects", ())]
+                    yield from _check_sample(corpus, corpus.store, objects, options.sample)
                 else:
                     yield from _check_documents(store)
                 return
@@ -211,32 +213,27 @@ def _check_documents(root: Store) -> Iterator[str]:
         yield terminal.one_line(error)
 
 
-def _check_sample(root: Store, options: Namespace) -> Iterator[str]:
-    corpus = open_corpus(root.url)
-    objects = [stored_object(item) for item in corpus.manifest.get("objects", ())]
-    yield from _check_digests(corpus.store, objects, options.sample)
-    for name, split in corpus.splits.items():
-        yield from check_sequences(name, split, *options.sample.share(split.seq_count))
-
-
-def _check_digests(store: Store, objects: list[StoredObject], sample: SampledPart) -> Iterator[str]:
+def _check_sample(corpus: Corpus, store: Store, objects: list[StoredObject], sample: SampledPart) -> Iterator[str]:
+    """Faults of a part: in the digests of its share of the objects of a store, and in its sequences."""
     start, stop = sample.share(len(objects))
     for stored in sorted(objects)[start:stop]:
         if (now := store.now(stored)) != stored:
             yield f"{stored.key} has {now.digest_text} instead of {stored.digest_text}"
+    for name, split in corpus.splits.items():
+        yield from check_sequences(name, split, *sample.share(split.seq_count))
 
 
 def _check_other(corpus: Corpus, options: Namespace) -> Iterator[str]:
     """Faults of a token shard, a split by itself, or another format."""
+    store, objects = corpus.store, list[StoredObject]()
     for name, split in corpus.splits.items():
-        if isinstance(split, FlatTokens) and (expected := _objects(corpus, name)):
-            besides = {RECEIPT} if corpus.receipt else set()
-            yield from check_objects(split.store, expected, besides, "full" if options.full else "quick", 2)
-            if options.sample is not None:
-                yield from _check_digests(split.store, expected, options.sample)
-        if options.full or options.sample is not None:
-            share = (0, split.seq_count) if options.full else options.sample.share(split.seq_count)
-            yield from check_sequences(name, split, *share)
+        if isinstance(split, FlatTokens) and (objects := _objects(corpus, name)):
+            store, besides = split.store, {RECEIPT} if corpus.receipt else set()
+            yield from check_objects(store, objects, besides, "full" if options.full else "quick", 2)
+        if options.full:
+            yield from check_sequences(name, split, 0, split.seq_count)
+    if options.sample is not None:
+        yield from _check_sample(corpus, store, objects, options.sample)
 
 
 def _objects(corpus: Corpus, name: str) -> list[StoredObject]:

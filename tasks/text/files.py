@@ -65,23 +65,15 @@ def with_partitions(file: SourceFile, source: Source, content: bytes | None = No
 
 def text_file(file: SourceFile, source: Source, policy: DocumentPolicy) -> TextFile:
     """A source file as its format's reader takes it."""
-    return TextFile(
-        path=file.location,
-        name=file.name,
-        size=file.size,
-        text_column=source.messages_column or source.prompt_column or source.text_column,
-        id_column=source.id_column,
-        separator=(source.document_separator or "").encode(),
+    return TextFile.of(
+        file.location,
+        file.name,
+        file.size,
+        vars(source),
         max_bytes=policy.max_bytes,
-        max_expansion=source.max_expansion or limits.MAX_EXPANSION,
-        completion_column=source.completion_column,
-        has_messages=source.messages_column is not None,
-        tools_column=source.tools_column,
         kept_columns=source.keep_columns or (),
         crlf=file.line_ends is not None,
         partitions=file.partitions,
-        delimiter=source.delimiter,
-        quotes=source.quotes,
     )
 
 

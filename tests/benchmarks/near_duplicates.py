@@ -122,7 +122,7 @@ def _clusters(name: str, run: Whole, output: Path, theirs: Path, directory: Path
     else:
         files = [file.name for source in open_corpus(str(output)).sources for file in source.files]
         first_of = dict(zip(files, firsts, strict=False))
-        rows = table_of(str(output)).read().read_all().to_pylist()
+        rows = table_of(open_corpus(output)).read().read_all().to_pylist()
         place = {row["key"]: first_of[row["file"]] + row["row"] for row in rows}
         for row in (row for row in rows if row["of"] is not None):
             found.setdefault(place[row["of"]], {place[row["of"]]}).add(place[row["key"]])

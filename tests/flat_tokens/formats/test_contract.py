@@ -1,8 +1,5 @@
 """What the formats share: cutting into parts and batches, naming splits, finding files, opening anything."""
 
-import itertools
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -109,18 +106,6 @@ def test_a_damaged_dataset_is_not_taken_for_another_format(tmp_path):
     (tmp_path / "d/train/zarr.json").unlink()
     with refusal("train: there is no zarr group here", FileNotFoundError):
         open_any(tmp_path / "d")
-
-
-def test_working_ahead_keeps_the_order_and_the_error():
-    def items() -> Iterator[int]:
-        yield from range(10)
-        raise ValueError("the eleventh")
-
-    taken = []
-    with refusal("the eleventh"):
-        taken.extend(ahead(items()))
-    assert list(itertools.islice(ahead(items()), 10)) == list(range(10))
-    assert list(ahead(iter(()))) == []
 
 
 def test_working_ahead_never_has_more_than_it_may():

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from flat_tokens import TokenBatch
 from flat_tokens.annotations import UInt32s
-from flat_tokens.stores.store import Store
-from flat_tokens.tools.corpus import Corpus, open_corpus, run_of, sequence_of, vocabulary_of, windows
+from flat_tokens.tools.corpus import open_corpus, run_of, sequence_of, vocabulary_of, windows
 from tests.damage import change_file
 from tests.flat_tokens.demo import DEMO, shard_in
 from tests.made import in_memory, write_sequences
@@ -179,8 +178,3 @@ def test_the_sequence_of_every_token(sequences, cut):
         for wrong in (len(expected), -len(expected) - 1):
             with refusal(f"there is no token {wrong}; there are {len(expected)}", IndexError):
                 sequence_of(split, wrong)
-
-
-def test_what_a_manifest_does_not_say_is_none():
-    empty = Corpus("x", "flat-tokens", "x", {}, Store.at("x"), manifest={"provenance": {}})
-    assert (empty.tokenizer, empty.sources, dict(empty.provenance)) == (None, (), {})

@@ -71,15 +71,6 @@ def test_every_token_is_told_of_once(dataset, tmp_path, format):
     assert [sum(run) for run in told] == [14, 14]
 
 
-def test_a_second_run_does_nothing(dataset, tmp_path):
-    first = export(dataset, tmp_path / "out")
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
-    again = export(dataset, tmp_path / "out")
-    assert (first.was_done, again.was_done) == (False, True)
-    assert again.objects == first.objects
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")} == before
-
-
 def test_files_that_are_whole_are_not_written_again(dataset, tmp_path, monkeypatch):
     """Those that are missing or damaged are, and so is what an error kept from being written."""
     options = {"tokens_per_file": 3}

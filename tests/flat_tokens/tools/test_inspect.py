@@ -16,7 +16,7 @@ import flat_tokens
 import flat_tokens.tools.inspect
 from flat_tokens.tools import terminal
 from flat_tokens.tools.corpus import open_corpus, windows
-from flat_tokens.tools.inspect import find_ids, find_text, overlapping_windows
+from flat_tokens.tools.inspect import find_ids, find_text
 from flat_tokens.vocabulary import Vocabulary, load_vocabulary
 from tests.faults.support import import_here
 from tests.flat_tokens.demo import shard_in
@@ -54,6 +54,7 @@ def test_text_is_found_in_the_sequences_that_hold_it(sequences, parts, window):
 
 
 @given(RAGGED, st.lists(st.integers(0, 6), min_size=1, max_size=4), st.integers(1, 9))
+@example([[1], [2, 3]], [1, 2], 2)
 def test_ids_are_found_in_the_sequences_that_hold_them(sequences, needle, window):
     expected = []
     for i, sequence in enumerate(sequences):
@@ -73,13 +74,6 @@ def test_a_match_is_shown_within_its_sequence():
     assert match == (1, 1, "1", "2", "1 0")
     (match,) = find_ids(split, np.array([2], np.uint32), VOCABULARY)
     assert match == (1, 1, "b", "ab", "ba")
-
-
-def test_windows_carry_no_tokens_over_from_a_sequence_that_has_ended():
-    with in_windows_of(2):
-        together = list(overlapping_windows(split_of([[1, 2, 3], [4]]), 1))
-    found = [(*(array.tolist() for array in arrays), skipped) for *arrays, skipped in together]
-    assert found == [([1, 2], [0, 2], [0], 0), ([2, 3, 4], [0, 2, 3], [0, 1], 1)]
 
 
 def test_it_says_what_is_there(demo, trusting):

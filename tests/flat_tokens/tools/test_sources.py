@@ -1,6 +1,7 @@
 """Source files found again, and their rows read as the build read them."""
 
 import bz2
+import csv
 import gzip
 import io
 import json
@@ -36,8 +37,10 @@ TABLE = pa.table({"id": np.arange(len(TEXTS)), "text": TEXTS})
 ID = {"id_column": "id"}
 
 
-def parquet(path: Path) -> None:
-    pq.write_table(TABLE, path, row_group_size=3)
+def parquet() -> bytes:
+    out = io.BytesIO()
+    pq.write_table(TABLE, out, row_group_size=3)
+    return out.getvalue()
 
 
 def lines() -> bytes:
@@ -46,74 +49,48 @@ def lines() -> bytes:
     return b"\xef\xbb\xbf" + b"\n".join([*objects[:2], b"", *objects[2:]])
 
 
-def jsonl(path: Path) -> None:
-    path.write_bytes(lines())
+def packed(compress: Callable[[bytes], bytes], data: bytes) -> bytes:
+    """A file compressed in two halves, as appending makes them."""
+    return compress(data[: len(data) // 2]) + compress(data[len(data) // 2 :])
 
 
-def text_file(path: Path) -> None:
-    path.write_bytes("--".join(TEXTS).encode())
-
-
-def packed(compress: Callable[[bytes], bytes], write: Callable[[Path], None]) -> Callable[[Path], None]:
-    """A file of another kind, compressed in two halves, as appending makes them."""
-
-    def write_packed(path: Path) -> None:
-        write(path)
-        data = path.read_bytes()
-        path.write_bytes(compress(data[: len(data) // 2]) + compress(data[len(data) // 2 :]))
-
-    return write_packed
-
-
-def table_of_values(delimiter: str) -> Callable[[Path], None]:
-    def write(path: Path) -> None:
-        import csv
-
-        out = io.StringIO(newline="")
-        writer = csv.writer(out, delimiter=delimiter)
-        writer.writerow(["id", "text"])
-        for i, text in enumerate(TEXTS):
-            writer.writerow([i, text])
-            if i == 1:
-                out.write("\n")  # a blank line is no row
-        path.write_bytes(b"\xef\xbb\xbf" + out.getvalue().encode())
-
-    return write
-
-
-def bare_quotes(path: Path) -> None:
-    path.write_text("text\tid\n" + "".join(f'"said {i}\t"{i}\n' for i in range(len(TEXTS))))
-
-
-def lines_of_crlf(path: Path) -> None:
-    path.write_bytes("".join(f"{text.partition(chr(10))[0]}\r\n" for text in TEXTS).encode())
+def table_of_values(delimiter: str) -> bytes:
+    out = io.StringIO(newline="")
+    writer = csv.writer(out, delimiter=delimiter)
+    writer.writerow(["id", "text"])
+    for i, text in enumerate(TEXTS):
+        writer.writerow([i, text])
+        if i == 1:
+            out.write("\n")  # a blank line is no row
+    return b"\xef\xbb\xbf" + out.getvalue().encode()
 
 
 def archive(path: Path) -> None:
     write_rows(path, [{"id": str(i), "text": text} for i, text in enumerate(TEXTS)], group=3)
 
 
-FILES: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
-    "x.parquet": (parquet, ID),
-    "y.parquet": (parquet, {}),
+PARQUET, LINES, TEXT = parquet(), lines(), "--".join(TEXTS).encode()
+FILES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "x.parquet": (PARQUET, ID),
+    "y.parquet": (PARQUET, {}),
     "x.arrow": (lambda path: write_arrow(path, TABLE, 3, stream=True), ID),
     "x.feather": (lambda path: write_arrow(path, TABLE, 3), ID),
-    "x.jsonl": (jsonl, ID),
-    "y.jsonl": (jsonl, {}),
-    "x.jsonl.gz": (packed(gzip.compress, jsonl), ID),
-    "x.jsonl.zst": (packed(zstandard.ZstdCompressor().compress, jsonl), ID),
-    "x.jsonl.bz2": (packed(bz2.compress, jsonl), ID),
-    "x.txt.xz": (packed(lzma.compress, text_file), {"document_separator": "--"}),
+    "x.jsonl": (LINES, ID),
+    "y.jsonl": (LINES, {}),
+    "x.jsonl.gz": (packed(gzip.compress, LINES), ID),
+    "x.jsonl.zst": (packed(zstandard.ZstdCompressor().compress, LINES), ID),
+    "x.jsonl.bz2": (packed(bz2.compress, LINES), ID),
+    "x.txt.xz": (packed(lzma.compress, TEXT), {"document_separator": "--"}),
     "x.csv.bz2": (packed(bz2.compress, table_of_values(",")), ID),
     "x.tsv.xz": (packed(lzma.compress, table_of_values("\t")), {}),
-    "x.parquet.gz": (packed(gzip.compress, parquet), {}),
+    "x.parquet.gz": (packed(gzip.compress, PARQUET), {}),
     "x.csv": (table_of_values(","), ID),
     "x.tsv": (table_of_values("\t"), {}),
-    "x.txt": (text_file, {"document_separator": "--"}),
-    "y.txt": (lambda path: path.write_text(TEXTS[2]), {}),
+    "x.txt": (TEXT, {"document_separator": "--"}),
+    "y.txt": (TEXTS[2].encode(), {}),
     "semicolons.csv": (table_of_values(";"), {"delimiter": ";"}),
-    "bare.csv": (bare_quotes, {"delimiter": "\t", "quotes": "none"}),
-    "crlf.txt": (lines_of_crlf, {"document_separator": "\n"}),
+    "bare.csv": (b"text\tid\n" + b"".join(b'"said %d\t"%d\n' % (i, i) for i in range(8)), {"delimiter": "\t", "quotes": "none"}),
+    "crlf.txt": ("".join(f"{text.partition(chr(10))[0]}\r\n" for text in TEXTS).encode(), {"document_separator": "\n"}),
     **dict.fromkeys(("x.tar", "x.tar.zst", "x.warc", "x.warc.gz"), (archive, ID)),
 }
 
@@ -123,8 +100,8 @@ FILES: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
 def test_every_document_is_read_again_as_the_build_read_it(tmp_path, monkeypatch, name, block_bytes):
     """Same key, same tokens, whichever way the file holds its rows."""
     monkeypatch.setattr(limits, "BATCH_BYTES", block_bytes)
-    write, settings = FILES[name]
-    write(tmp_path / name)
+    content, settings = FILES[name]
+    content(tmp_path / name) if callable(content) else (tmp_path / name).write_bytes(content)
     build_dataset(tmp_path / "out", source={"path": str(tmp_path / name), **settings}, tokenizer="bytes", validation_fraction=0.4)
     corpus, seen = open_corpus(tmp_path / "out"), 0
     for split, sequences in corpus.splits.items():
@@ -200,8 +177,7 @@ def test_rows_that_are_no_documents_are_left_out(tmp_path):
 )
 def test_a_file_without_its_column_or_its_end_is_refused_by_its_name(tmp_path, name, settings, size, complaint):
     """With the columns that are there."""
-    FILES[name][0](path := tmp_path / name)
-    path.write_bytes(path.read_bytes()[:size])
+    (path := tmp_path / name).write_bytes(FILES[name][0][:size])
     file, source = file_and_source(name, b"", **settings)
     with refusal(complaint):
         read_rows(str(path), file, source, [0])
@@ -220,7 +196,7 @@ def test_a_quote_that_is_not_closed_is_an_error_as_in_builds(tmp_path):
 def moved(tmp_path: Path) -> Path:
     """A dataset whose source has moved to the directory ``elsewhere``."""
     (tmp_path / "in/deep").mkdir(parents=True)
-    parquet(tmp_path / "in/deep/x.parquet")
+    (tmp_path / "in/deep/x.parquet").write_bytes(PARQUET)
     build_dataset(tmp_path / "out", source={"path": str(tmp_path / "in")}, tokenizer="bytes", validation_fraction=0)
     (tmp_path / "in").rename(tmp_path / "elsewhere")
     return tmp_path
@@ -242,7 +218,7 @@ def test_a_file_of_another_size_is_not_taken(moved):
 
 
 def test_the_builds_unpacked_copy_is_found_where_the_source_is_gone(tmp_path):
-    (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(lines(), 0))  # a copy of more than eight times the size is not kept
+    (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(LINES, 0))  # a copy of more than eight times the size is not kept
     build_dataset(tmp_path / "out", source={"path": str(tmp_path / "x.jsonl.gz")}, tokenizer="bytes")
     (tmp_path / "x.jsonl.gz").unlink()
     corpus = open_corpus(tmp_path / "out")
@@ -255,7 +231,7 @@ def test_a_remote_source_is_found_below_its_url(tmp_path):
     import fsspec
 
     memory = fsspec.filesystem("memory")
-    memory.pipe("/texts/a/x.jsonl", lines())
+    memory.pipe("/texts/a/x.jsonl", LINES)
     try:
         build_dataset(tmp_path / "out", source={"path": "memory://texts/a", "id_column": "id"}, tokenizer="bytes")
         shutil.rmtree(tmp_path / "out/_cache")
@@ -266,15 +242,3 @@ def test_a_remote_source_is_found_below_its_url(tmp_path):
         assert read_rows(found, corpus.sources[0].files[0], corpus.sources[0], [0])[0].text == TEXTS[0]
     finally:
         memory.rm("/texts", recursive=True)
-
-
-def test_the_demos_documents_have_their_places(demo):
-    corpus = open_corpus(demo)
-    places = places_of(corpus, "train", [0, 262])
-    assert places is not None
-    described = [place.described(corpus.sources) for place in places]
-    assert [(place["source"], place["file"]) for place in described] == [
-        ("stories", "stories.parquet"),
-        ("notes", "notes.jsonl"),
-    ]
-    assert all(len(place["key"]) == 16 for place in described)

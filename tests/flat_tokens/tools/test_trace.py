@@ -34,6 +34,7 @@ def test_a_sequence_leads_to_its_row_and_its_text(demo, trusting, split):
         assert found["text_from"] == "source"
         assert found["text"] == text_of(found["document"])
         assert found["found"] == str(DEMO / found["document"]["file"])
+        assert found["document"]["source"] == Path(found["found"]).stem
         assert found["ids"] == getattr(flat_tokens.open(demo), split).sequence(i).tolist()
 
 
