@@ -143,10 +143,11 @@ class DataLoader:
                 f"the state has version {version!r}, but this is version {STATE_VERSION}: it is of another data loader"
             )
         steps = self._from(state["position"])
-        for name, version in steps._loader.versions().items():
-            if (other := state.get(name, version)) != version:
-                steps.close()
-                raise ValueError(f"the state is of {name} {other}, but this loader has {name} {version}")
+        try:
+            steps._loader.check_versions(state)
+        except ValueError:
+            steps.close()
+            raise
         self.close()
         self._steps = steps
 

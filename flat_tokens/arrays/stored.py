@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 import google_crc32c
 import numpy as np
 
-from flat_tokens.annotations import AnyArray, Int64s, IntPair, UInt32s, UInt64s
+from flat_tokens.annotations import AnyArray, Int64Pair, Int64s, IntPair, UInt32s, UInt64s
 from flat_tokens.arrays.blocks import copy_parts
 from flat_tokens.arrays.layouts import ABSENT, ArraySpec
 from flat_tokens.arrays.maps import MappedFile, Maps, Recent, clock, map_file, maps_of_a_read
@@ -165,6 +165,7 @@ class StoredArray:
         self._in_order = in_order
         self._object_length, self._chunk_length = spec.object_length, spec.chunk_length
         self._chunk_bytes = spec.chunk_length * self.numpy_dtype.itemsize
+        self._most_bytes = 2 * self._chunk_bytes + 4096  # of a stored chunk
         # Raw inner chunks, each with its crc32c: item j of chunk c is word j + c of the file.
         raw = isinstance(spec, ArraySpec) and spec.zstd_level is None and spec.dtype == "uint32"
         if is_cached := isinstance(store, CachedStore):
@@ -338,9 +339,7 @@ class StoredArray:
     def units_of(self, starts: Int64s, lengths: Int64s) -> list[Unit]:
         """The units of a store with a cache that a `gather` of these ranges reads; it reads indexes of shards, if needed."""
         assert isinstance(self.store, CachedStore)
-        firsts = starts // self._chunk_length
-        counts = np.where(lengths > 0, (starts + lengths - 1) // self._chunk_length - firsts + 1, 0)
-        chunks = np.unique(np.arange(counts.sum()) + np.repeat(firsts - np.cumsum(counts) + counts, counts))
+        chunks = np.unique(_cells(starts, starts + lengths, self._chunk_length)[1])
         wanted, size = [divmod(chunk, self._spec.chunks_per_object) for chunk in chunks.tolist()], self._chunk_bytes + 4
         if self._is_raw and self._in_order:
             parts = [ByteRange(i, c * size, size) for i, c in wanted]
@@ -519,12 +518,8 @@ class StoredArray:
         """All items of a small array, of which those of ``starts[k]:stops[k]`` are decoded: dtype[length]."""
         small, length = self._small(), self._block_length
         if 0 in small.has:
-            some = np.flatnonzero(stops > starts)
-            # block -> ranges that begin in it, less those that have ended before it
-            changes = np.zeros(len(small.has) + 1, np.int64)
-            np.add.at(changes, starts[some] // length, 1)
-            np.add.at(changes, (stops[some] - 1) // length + 1, -1)
-            is_wanted = np.cumsum(changes)[:-1] > 0
+            is_wanted = np.zeros(len(small.has), bool)
+            is_wanted[_cells(starts, stops, length)[1]] = True
             missing = np.flatnonzero(is_wanted & (np.frombuffer(small.has, np.uint8) == 0))
             first, stop = missing * length, np.minimum(missing * length + length, self.length)
             if self.store.is_local and len(missing) <= FEW_RANGES:
@@ -539,10 +534,7 @@ class StoredArray:
     def _gather_blocks(self, starts: Int64s, stops: Int64s, out: AnyArray, at: Int64s) -> None:
         """Items ``starts[k]:stops[k]`` go to ``out[at[k]:]``. Each block is decoded once, all processors together."""
         length = self._block_length
-        firsts = starts // length
-        counts = np.where(stops > starts, (stops - 1) // length - firsts + 1, 0)
-        k = np.repeat(np.arange(len(starts)), counts)
-        blocks = np.arange(len(k)) + np.repeat(firsts - np.cumsum(counts) + counts, counts)
+        k, blocks = _cells(starts, stops, length)
         order = np.argsort(blocks, kind="stable")
         k, blocks = k[order], blocks[order]
         # range of the array -> (block, range within the block, place)
@@ -598,7 +590,7 @@ class StoredArray:
         for c, (offset, size) in zip(chunks, ranges, strict=True):
             if offset == ABSENT:
                 raise self._damaged(i, f"inner chunk {c} is not stored")
-            if size > 2 * self._chunk_bytes + 4096:
+            if size > self._most_bytes:
                 raise self._damaged(i, "is far larger than its chunks")
             if offset + size > len(data):
                 raise self._damaged(i, "is cut off")
@@ -624,7 +616,7 @@ class StoredArray:
             if offset == ABSENT:
                 yield (i, c), None
                 continue
-            if size > 2 * self._chunk_bytes + 4096:
+            if size > self._most_bytes:
                 raise self._damaged(i, "is far larger than its chunks")
             ranges.append(ByteRange(i, offset, size))
             present.append((i, c))
@@ -641,14 +633,13 @@ class StoredArray:
 
     def _whole_objects(self, wanted: Sequence[IntPair]) -> Iterator[tuple[IntPair, memoryview | None]]:
         """Objects that are one chunk each. No more than the largest possible chunk is read."""
-        limit = 2 * self._chunk_bytes + 4096
         if self.store.is_local and self._in_parts is not None:
             found: Iterable[Any] = (self._mapped_object(i) for i, _ in wanted)  # one at a time: each holds a descriptor
         else:
             keys = [self._spec.object_key(i) for i, _ in wanted]
-            found = self.store.read_ranges(keys, [0] * len(keys), [limit + 1] * len(keys))
+            found = self.store.read_ranges(keys, [0] * len(keys), [self._most_bytes + 1] * len(keys))
         for (i, c), data in zip(wanted, map(self._unless_absent, found), strict=True):
-            if data is not None and len(data) > limit:
+            if data is not None and len(data) > self._most_bytes:
                 raise self._damaged(i, "is far larger than its chunks")
             yield (i, c), None if data is None else memoryview(data)
 
@@ -745,6 +736,16 @@ def _cut(first: int, stop: int, at: int, length: int) -> Iterator[ItemRange]:
         yield ItemRange(i, first, last, at)
         at += last - first
         first = last
+
+
+def _cells(starts: Int64s, stops: Int64s, length: int) -> Int64Pair:
+    """The chunks or blocks of *length* items that have one of the items ``starts[k]:stops[k]``: int64[n], the number k of the
+    range, and int64[n], that of the chunk.
+    """
+    firsts = starts // length
+    counts = np.where(stops > starts, (stops - 1) // length - firsts + 1, 0)
+    k = np.repeat(np.arange(len(starts)), counts)
+    return k, np.arange(len(k)) + np.repeat(firsts - np.cumsum(counts) + counts, counts)
 
 
 def _copy_ranges(

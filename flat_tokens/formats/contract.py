@@ -29,7 +29,7 @@ import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import PurePosixPath
 from types import NoneType
 from typing import Any, Literal, NamedTuple, Protocol, Self, TypeVar, get_args, get_origin, get_type_hints
@@ -40,7 +40,7 @@ from flat_tokens.annotations import AnyArray, Bools, DType, Int64Pair, Int64s, I
 from flat_tokens.batch import MAX_TOKEN_ID, TokenBatch
 from flat_tokens.manifest import TEST, SplitName
 from flat_tokens.options import true_or_false
-from flat_tokens.rows.split import STARTS_AT_A_TIME, FlatTokens, ahead, checked_entries, checked_stop
+from flat_tokens.rows.split import STARTS_AT_A_TIME, FlatTokens, ahead, checked_stop
 from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store, StoredObject, file_at, is_below, read_json
 
 EXPORT_RECORD = ".export/export.json"
@@ -421,7 +421,7 @@ def token_ranges(entries_of: Callable[[int, int], UInt64s], start: int, stop: in
 
 def ranges_of(split: FlatTokens, start: int, stop: int) -> Iterator[StreamRange]:
     """Sequences ``start:stop`` of a flat-tokens array, in ranges of at most BATCH_TOKENS."""
-    return token_ranges(partial(checked_entries, split), start, stop, BATCH_TOKENS)
+    return token_ranges(split.entries, start, stop, BATCH_TOKENS)
 
 
 def sequence_ranges(split: FlatTokens, max_tokens: int | None) -> list[IntPair]:
@@ -641,7 +641,7 @@ class IndexedDocuments:
                 yield (part.ends - part.begins).astype(np.int64) + self._are_closed(part, tokens)
             return
         for start in range(self.start, self.stop, STARTS_AT_A_TIME):
-            entries = checked_entries(self.split, start, min(start + STARTS_AT_A_TIME, self.stop))
+            entries = self.split.entries(start, min(start + STARTS_AT_A_TIME, self.stop))
             yield (entries[1:] - entries[:-1]).astype(np.int64) + (self.end_of_text is not None)
 
     def bounds(self, base: int = 0, width: int = 1) -> Iterator[Int64Pair]:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from flat_tokens.annotations import Bools, Int64s, JsonFacts, JsonObject
+from flat_tokens.annotations import Bools, Int64s, JsonObject
 from flat_tokens.columns import in_json
 from flat_tokens.forgotten import Forgotten, read_forgotten
 from flat_tokens.manifest import EVERY_SPLIT, MANIFEST, VERSIONS, dataset_of, manifest_digest, manifest_of, splits_at
@@ -309,22 +309,22 @@ def _record(
                 source.by[name] = None if found is None else {key: several[number] for key, several in found.items()}
     by: JsonObject = {} if columns is not None and "split" not in columns else {"split": _listed(by_split)}
     by |= {name: _listed(together.get(name, {})) for name in asked}
+    # Documents that were seen and are on a list now, in all and by source
+    found_again = {
+        "lists": [{"output": url, "documents": len(one.digests), "sha256": one.sha256} for url, one in lists.items()],
+        **_counts(gone),
+        "sources": [{"name": name, **counts} for name, counts in gone_of.items()],
+    }
     return {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "run": run,
         **_counts(totals),
-        **({"forgotten": _forgotten(lists, gone, gone_of)} if lists else {}),
+        **({"forgotten": found_again} if lists else {}),
         "by": by,
         "sources": [source.described() for source in sources],
         "datasets": splits.datasets,
     }
-
-
-def _forgotten(lists: Mapping[str, Forgotten], gone: Sums, gone_of: JsonFacts) -> JsonObject:
-    """Documents that were seen and are on a list now, in all and by source."""
-    described = [{"output": url, "documents": len(one.digests), "sha256": one.sha256} for url, one in lists.items()]
-    return {"lists": described, **_counts(gone), "sources": [{"name": name, **counts} for name, counts in gone_of.items()]}
 
 
 def _together(split: _Split, several: Sequence[Amounts]) -> Amounts:

@@ -34,6 +34,8 @@ def croissant(record: JsonFacts, answers: JsonFacts | None = None) -> JsonObject
         name, ledger = first["name"], []
         description = f"A tokenized dataset: {record['documents']:,} documents, {record['tokens']:,} tokens."
         version = f"0.0.0+{first['version'] or (first['manifest_sha256'] or 'unnamed')[:16]}"
+    fields = {"name": str, "from": str, "revision": str, "documents": int, "tokens": int}
+    seen = _record_set("sources", "The sources of the documents that were seen.", fields, sources_of(record))
     made: JsonObject = {
         "@context": json.loads((files("flat_tokens.record") / "croissant_context.json").read_text("utf-8")),
         "@type": "sc:Dataset",
@@ -46,7 +48,7 @@ def croissant(record: JsonFacts, answers: JsonFacts | None = None) -> JsonObject
         "inLanguage": named(record, LANGUAGES)[:LANGUAGES_NAMED],
         "url": None if run or "://" not in (first["path"] or "") else first["path"],
         "distribution": [*ledger, *(part for k, dataset in enumerate(datasets) for part in _files(k, dataset))],
-        "recordSet": [one for one in (_sources(record), _counts(record), _epochs(record), *_columns(datasets)) if one],
+        "recordSet": [one for one in (seen, _counts(record), _epochs(record), *_columns(datasets)) if one],
         "prov:wasDerivedFrom": [
             {"@type": "prov:Entity", "prov:label": f"{dataset['name']}, version {dataset['version']}, manifest {digest}"}
             for dataset in datasets
@@ -88,11 +90,6 @@ def _file(name: str, place: str, sha256: str, description: str) -> JsonObject:
 
 def _node(kind: str, name: str, description: str) -> JsonObject:
     return {"@type": kind, "@id": name, "name": name, "description": description}
-
-
-def _sources(record: JsonFacts) -> JsonObject | None:
-    fields = {"name": str, "from": str, "revision": str, "documents": int, "tokens": int}
-    return _record_set("sources", "The sources of the documents that were seen.", fields, sources_of(record))
 
 
 def _counts(record: JsonFacts) -> JsonObject | None:

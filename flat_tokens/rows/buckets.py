@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
-from flat_tokens.annotations import Int64s, UInt8s
+from flat_tokens.annotations import Int64Pair, Int64s, UInt8s
 from flat_tokens.options import at_least, true_or_false, whole_number
 from flat_tokens.rows.frameworks import Fields, Framework
 from flat_tokens.rows.loader import ByStep, checked_seed
@@ -110,24 +110,21 @@ class BucketedLoader(ByStep):
         ((view, documents, _),) = self._parts(step)
         return view.batch(documents)
 
-    def _drawn_in(self, asked: Int64s, steps: int, source: str | None) -> tuple[Int64s, Int64s, Int64s, Int64s]:
-        epochs = np.arange(self.start // self.epoch_steps, -(-(self.start + steps) // self.epoch_steps))
-        items, found = [np.empty(0, np.int64)], [np.empty((3, 0), np.int64)]
-        for bucket in np.unique(self._bucket[asked]).tolist():
-            if bucket == MAX_BUCKETS:
-                continue
-            of = np.flatnonzero(self._bucket[asked] == bucket)
-            within = np.searchsorted(self._documents[self._firsts[bucket] : self._firsts[bucket + 1]], asked[of])
-            item, epoch = np.repeat(of, len(epochs)), np.tile(epochs, len(of))
-            keys = derive_keys(self.seed, 4, bucket, epoch)
-            place = self._orders[bucket].inverse(np.repeat(within, len(epochs)), keys)
-            batch, batch_row = np.divmod(place, self._sizes[bucket])
+    def _epochs_in(self, steps: int, source: str | None) -> Int64s:
+        return np.arange(self.start // self.epoch_steps, -(-(self.start + steps) // self.epoch_steps))
+
+    def _places_of(self, rows: Int64s, epochs: Int64s, source: str | None) -> Int64Pair:
+        buckets, step, batch_row = self._bucket[rows], np.full(len(rows), -1), np.zeros(len(rows), np.int64)
+        for bucket in np.unique(buckets[buckets < MAX_BUCKETS]).tolist():
+            of = np.flatnonzero(buckets == bucket)
+            within = np.searchsorted(self._documents[self._firsts[bucket] : self._firsts[bucket + 1]], rows[of])
+            place = self._orders[bucket].inverse(within, derive_keys(self.seed, 4, bucket, epochs[of]))
+            batch, batch_row[of] = np.divmod(place, self._sizes[bucket])
             there = np.flatnonzero(batch < self._batches[bucket + 1] - self._batches[bucket])
-            slot, epoch = self._batches[bucket] + batch[there], epoch[there]
-            in_epoch = self._order.inverse(slot, derive_keys(self.seed, 3, epoch))
-            items.append(item[there])
-            found.append(np.stack([epoch, epoch * self.epoch_steps + in_epoch - self.start, batch_row[there]]))
-        return np.concatenate(items), *np.concatenate(found, axis=1)
+            of, slot = of[there], self._batches[bucket] + batch[there]
+            in_epoch = self._order.inverse(slot, derive_keys(self.seed, 3, epochs[of]))
+            step[of] = epochs[of] * self.epoch_steps + in_epoch - self.start
+        return step, batch_row
 
 
 def _buckets(tokens: FlatTokens, lengths: Sequence[int]) -> UInt8s:

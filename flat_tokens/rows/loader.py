@@ -329,6 +329,12 @@ class ByStep:
         """Versions of what decides the batches, by name. A state has them and is continued with the same ones."""
         return {}
 
+    def check_versions(self, state: Mapping[str, int]) -> None:
+        """ValueError for a state with other versions. One that was written by hand may have none."""
+        for name, version in self.versions().items():
+            if (other := state.get(name, version)) != version:
+                raise ValueError(f"the state is of {name} {other}, but this loader has {name} {version}")
+
     def _view_of(self, source: str | None) -> View:
         """The view of a source. ValueError if there is no such source."""
         if source is not None:
@@ -343,15 +349,19 @@ class ByStep:
         if (outside := rows[(rows < 0) | (rows >= count)]).size:
             raise IndexError(f"there is no row {outside[0]}; there are {count}")
         asked, steps = rows.astype(np.int64), self._steps_before(before)
-        item, epoch, step, batch_row = self._drawn_in(asked, steps, source)
+        epochs = self._epochs_in(steps, source)
+        item, epoch = np.repeat(np.arange(len(asked)), len(epochs)), np.tile(epochs, len(asked))
+        step, batch_row = self._places_of(asked[item], epoch, source)
         there = np.flatnonzero((step >= 0) & (step < steps))
         item = item[there]
         return item, Visits(asked[item], asked[item], epoch[there], step[there], batch_row[there])
 
-    def _drawn_in(self, asked: Int64s, steps: int, source: str | None) -> tuple[Int64s, Int64s, Int64s, Int64s]:
-        """When rows *asked* for are drawn, in the first *steps* steps at least: which of the rows, the epoch, the step, -1 for
-        none, and the row of the batch, int64[n] each.
-        """
+    def _epochs_in(self, steps: int, source: str | None) -> Int64s:
+        """The epochs that the first *steps* steps have samples of: int64[k]."""
+        raise NotImplementedError
+
+    def _places_of(self, rows: Int64s, epochs: Int64s, source: str | None) -> Int64Pair:
+        """The step of each row in its epoch, -1 for none, and the row of the batch: int64[n] each."""
         raise NotImplementedError
 
     def _steps_before(self, before: int | None) -> int:
@@ -514,9 +524,7 @@ class Steps(Iterator[Any]):
         another order.
         """
         step, position = state["step"], state["position"]
-        for name, version in self._loader.versions().items():
-            if (other := state.get(name, version)) != version:
-                raise ValueError(f"the state is of {name} {other}, but this loader has {name} {version}")
+        self._loader.check_versions(state)
         if (here := self._loader.position(step)) != position:
             raise ValueError(
                 f"the state is of step {step} at sample {position}, but in this loader that step is at sample {here}. "
@@ -691,18 +699,18 @@ class ShuffledLoader(ByStep):
         rows, epochs = self._draw(step)
         return [(view, rows[where], where) for view, where in views_of(self.view, epochs)]
 
-    def _drawn_in(self, asked: Int64s, steps: int, source: str | None) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+    def _epochs_in(self, steps: int, source: str | None) -> Int64s:
+        return np.arange(self.start // self.epoch_length, -(-self.position(steps) // self.epoch_length))
+
+    def _places_of(self, rows: Int64s, epochs: Int64s, source: str | None) -> Int64Pair:
         streams = self._stream.granularity
-        end = min(self.start + steps * self.batch_size, self._total or math.inf)
-        epochs = np.arange(self.start // self.epoch_length, -(-int(end) // self.epoch_length))
-        item, epoch = np.repeat(np.arange(len(asked)), len(epochs)), np.tile(epochs, len(asked))
-        stream, place = self._stream.places(asked[item], epoch)
+        stream, place = self._stream.places(rows, epochs)
         # place in the stream -> (step, place in the stream's share of the batch) -> row of the batch
         share = self.batch_size // streams
         step, within = np.divmod(place - self.start // streams, share)
         is_short = (step + 1) * self.batch_size + self.start > (self._total or math.inf)
         shares = np.where(is_short, ((self._total or 0) - self.start) // streams % share, share)
-        return item, epoch, np.where(place >= 0, step, -1), stream * shares + within
+        return np.where(place >= 0, step, -1), stream * shares + within
 
     def __getitem__(self, step: SupportsIndex) -> Any:
         """The batch of a step, as the view gives it. IndexError if there is no such step."""

@@ -282,14 +282,16 @@ class Mixture(ByStep):
     def _view_of(self, source: str | None) -> View:
         return self.views[self._number_of(source)]
 
-    def _drawn_in(self, asked: Int64s, steps: int, source: str | None) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+    def _epochs_in(self, steps: int, source: str | None) -> Int64s:
+        k = self._number_of(source)
+        return np.arange(-(-int(self.drawn(steps)[k]) // len(self.views[k])))
+
+    def _places_of(self, rows: Int64s, epochs: Int64s, source: str | None) -> Int64Pair:
         k = self._number_of(source)
         length = len(self.views[k])
-        epochs = np.arange(-(-int(self.drawn(steps)[k]) // length))
-        item, epoch = np.repeat(np.arange(len(asked)), len(epochs)), np.tile(epochs, len(asked))
         # row -> place in the epoch -> place in the source's own stream -> position -> (step, row of the batch)
-        keys = derive_keys(self.seed, 1, k, epoch)
-        place = epoch * length + KeyedPermutation(length).inverse(asked[item], keys)
+        keys = derive_keys(self.seed, 1, k, epochs)
+        place = epochs * length + KeyedPermutation(length).inverse(rows, keys)
         position = np.full(len(place), -1)
         for phase in self._phases:
             np.maximum(position, phase.positions(k, place), out=position)
@@ -297,7 +299,7 @@ class Mixture(ByStep):
         sizes = np.array([phase.batch_size for phase in self._phases])[part]
         step, batch_row = np.divmod(position - np.array(self._first_samples)[part], sizes)
         step += np.array(self._first_steps)[part]
-        return item, epoch, np.where(position >= self._first_samples[0], step, -1), batch_row
+        return np.where(position >= self._first_samples[0], step, -1), batch_row
 
     def __getitem__(self, step: SupportsIndex) -> MixedBatch:
         """The batch of a step. IndexError if there is no such step."""

@@ -105,6 +105,14 @@ class FlatTokens:
             raise ValueError(self.wrong_bounds(int(indices[k]), int(starts[k]), int(stops[k])))
         return starts.astype(np.int64), (stops - starts).astype(np.int64)
 
+    def entries(self, start: int, stop: int) -> UInt64s:
+        """``seq_starts[start : stop + 1]``: uint64[stop - start + 1]. ValueError if they do not increase to the token count."""
+        checked_stop(start, stop, self.seq_count, self.store.url)
+        found = self.seq_starts.read(start, stop + 1)
+        if (wrong := np.flatnonzero((found[1:] < found[:-1]) | (found[1:] > np.uint64(self.token_count)))).size:
+            raise ValueError(self.wrong_bounds(start + int(wrong[0]), *found[wrong[0] : wrong[0] + 2].tolist()))
+        return found
+
     def batches(self, start: int = 0, stop: int | None = None, *, max_tokens: int = 1 << 22) -> Iterator[TokenBatch]:
         """Sequences ``start:stop`` in order, about *max_tokens* tokens at a time; a longer sequence stands alone.
 
@@ -260,18 +268,6 @@ class FlatTokens:
             f"{self.store.url}: seq_starts says that sequence {i} is tokens {start} to {stop}, "
             f"but there are {self.token_count} tokens. The dataset is damaged: run flat_tokens.verify on it."
         )
-
-
-def checked_entries(split: FlatTokens, start: int, stop: int) -> UInt64s:
-    """``seq_starts[start : stop + 1]``: uint64[stop - start + 1]. ValueError if they do not increase to the token count."""
-    checked_stop(start, stop, split.seq_count, split.store.url)
-    entries = split.seq_starts.read(start, stop + 1)
-    if (entries[1:] < entries[:-1]).any() or entries[-1] > split.token_count:
-        raise ValueError(
-            f"{split.store.url}: seq_starts does not increase to the {split.token_count} tokens that there are, between "
-            f"entries {start} and {stop}. The dataset is damaged: run flat_tokens.verify on it."
-        )
-    return entries
 
 
 def checked_stop(start: int, stop: int | None, seq_count: int, where: str) -> int:

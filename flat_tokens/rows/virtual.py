@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from flat_tokens.annotations import AnyArray, Bools, Int64Pair, Int64s, JsonObject, UInt8s, UInt32s, UInt64s
+from flat_tokens.annotations import AnyArray, Bools, Int64s, JsonObject, UInt8s, UInt32s, UInt64s
 from flat_tokens.arrays.stored import StoredArray, take_gathered
 from flat_tokens.batch import MAX_TOKEN_ID
 from flat_tokens.options import one_of, true_or_false, whole_number, whole_numbers
@@ -141,7 +141,13 @@ def selected(tokens: FlatTokens, indices: npt.ArrayLike) -> FlatTokens:
     if tokens.numbers is not None and isinstance(tokens.encoded_tokens, _SelectedTokens):
         numbers, tokens = tokens.numbers[numbers], tokens.encoded_tokens.split
     numbers.flags.writeable = False
-    starts, lengths = _bounds(tokens, numbers)
+    low, high = (int(numbers.min()), int(numbers.max()) + 1) if len(numbers) else (0, 0)
+    if len(numbers) * DENSE < high - low:
+        starts, lengths = tokens.bounds(numbers)
+    else:
+        near = np.concatenate([NONE, *read_starts(tokens, low, high, len(numbers) * DENSE)])
+        starts = near[numbers - low]
+        lengths = near[numbers - low + 1] - starts
     entries = running_sums(lengths)
     some = np.flatnonzero(lengths)
     begin, end = starts[some], (starts + lengths)[some]
@@ -150,16 +156,6 @@ def selected(tokens: FlatTokens, indices: npt.ArrayLike) -> FlatTokens:
     runs = begin[first], np.append(entries[some[first]], entries[-1])
     encoded = _SelectedTokens(tokens, *runs)
     return with_arrays(tokens, encoded, StartsInMemory(entries.view(np.uint64), tokens.seq_starts.store), numbers=numbers)
-
-
-def _bounds(tokens: FlatTokens, numbers: Int64s) -> Int64Pair:
-    """Starts and lengths of the documents: int64[n], int64[n]."""
-    first, stop = (int(numbers.min()), int(numbers.max()) + 1) if len(numbers) else (0, 0)
-    if len(numbers) * DENSE < stop - first:
-        return tokens.bounds(numbers)
-    entries = np.concatenate([np.empty(0, np.int64), *read_starts(tokens, first, stop, len(numbers) * DENSE)])
-    starts = entries[numbers - first]
-    return starts, entries[numbers - first + 1] - starts
 
 
 class StartsInMemory:
@@ -295,11 +291,16 @@ class _Fragments(NamedTuple):
         entries = all_starts(tokens)
         is_moved, opens = _fraction(derive_keys(fim.seed, CHOSEN, keys)) < fim.rate, np.ones(len(keys), bool)
         if fim.separator is not None:
-            added = _borders(tokens, entries, fim.separator)
-            first = np.arange(len(entries)) + np.searchsorted(added, entries)  # fragment of each document
+            found = [NONE]  # one pass over the tokens
+            for first in range(0, tokens.token_count, TOKENS_AT_A_TIME):
+                part = tokens.encoded_tokens.read(first, min(first + TOKENS_AT_A_TIME, tokens.token_count)) >> np.uint32(1)
+                found.append(np.flatnonzero(part == fim.separator) + first)
+            places = np.concatenate(found)
+            added = np.setdiff1d(np.concatenate([places, places + 1]), entries)  # starts that are not those of documents
+            firsts = np.arange(len(entries)) + np.searchsorted(added, entries)  # fragment of each document
             entries = np.sort(np.concatenate([entries, added]))
-            of = np.repeat(np.arange(len(keys)), np.diff(first))
-            number, is_alone = np.arange(len(of)) - first[of], np.diff(first)[of] == 1
+            of = np.repeat(np.arange(len(keys)), np.diff(firsts))
+            number, is_alone = np.arange(len(of)) - firsts[of], np.diff(firsts)[of] == 1
             opens = number == 0
             keys = np.where(opens, keys[of], extended_keys(keys[of], number))
             is_moved = is_moved[of] & (is_alone | (_fraction(derive_keys(fim.seed, FRAGMENTS, keys)) < fim.fragment_rate))
@@ -437,16 +438,6 @@ def _codec(name: str) -> tuple[Callable[..., tuple[bytes, Any]], Callable[[str],
     if vocabulary.encode is None:
         raise ValueError(f"{name}: has no pattern, so that it encodes no text. Name a tokenizer that has one.")
     return vocabulary.decode, vocabulary.encode
-
-
-def _borders(tokens: FlatTokens, entries: Int64s, separator: int) -> Int64s:
-    """The starts of fragments that are not starts of documents: int64[n], in order. One pass over the tokens."""
-    found = [np.empty(0, np.int64)]
-    for first in range(0, tokens.token_count, TOKENS_AT_A_TIME):
-        part = tokens.encoded_tokens.read(first, min(first + TOKENS_AT_A_TIME, tokens.token_count)) >> np.uint32(1)
-        found.append(np.flatnonzero(part == separator) + first)
-    places = np.concatenate(found)
-    return np.setdiff1d(np.concatenate([places, places + 1]), entries)
 
 
 def _fraction(drawn: UInt64s) -> AnyArray:

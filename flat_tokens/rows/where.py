@@ -129,17 +129,15 @@ class _ExpressionParser:
         if not self.take(word):
             self.fail(repr(word))
 
-    def any_of(self, depth: int) -> Test:
-        tests = [self.all_of(depth)]
-        while self.take("or"):
-            tests.append(self.all_of(depth))
-        return _joined("or_kleene", tests)
+    def several(self, separator: str, function: str, read: Callable[[], Test]) -> Test:
+        """Tests with a word or sign between them, joined by a function of Arrow."""
+        tests = [read()]
+        while self.take(separator):
+            tests.append(read())
+        return lambda columns: reduce(getattr(pa.compute, function), (test(columns) for test in tests))
 
-    def all_of(self, depth: int) -> Test:
-        tests = [self.one(depth)]
-        while self.take("and"):
-            tests.append(self.one(depth))
-        return _joined("and_kleene", tests)
+    def any_of(self, depth: int) -> Test:
+        return self.several("or", "or_kleene", lambda: self.several("and", "and_kleene", lambda: self.one(depth)))
 
     def one(self, depth: int) -> Test:
         if depth > MAX_DEPTH:
@@ -167,15 +165,13 @@ class _ExpressionParser:
     def membership(self, column: Test) -> Test:
         if self.take("in"):
             self.need("(")
-            tests = [_called("equal", column, self.value())]
-            while self.take(","):
-                tests.append(_called("equal", column, self.value()))
+            test = self.several(",", "or_kleene", lambda: _called("equal", column, self.value()))
             self.need(")")
-            return _joined("or_kleene", tests)
+            return test
         if self.take("between"):
             low = _called("greater_equal", column, self.value())
             self.need("and")
-            return _joined("and_kleene", [low, _called("less_equal", column, self.value())])
+            return _called("and_kleene", low, _called("less_equal", column, self.value()))
         if not self.take("like"):
             self.fail("a comparison: = <> < <= > >= in between like is")
         if self.kind != "text":
@@ -224,7 +220,3 @@ def _unquoted(word: str) -> str:
 
 def _called(function: str, *of: Test) -> Test:
     return lambda columns: getattr(pa.compute, function)(*(one(columns) for one in of))
-
-
-def _joined(function: str, tests: list[Test]) -> Test:
-    return lambda columns: reduce(getattr(pa.compute, function), (test(columns) for test in tests))

@@ -19,7 +19,7 @@ from flat_tokens.batch import TOKEN_ARRAYS
 from flat_tokens.columns import Columns, batch_of, columns_left_out, columns_of, with_kinds
 from flat_tokens.manifest import CLUSTER, manifest_of, read_manifest
 from flat_tokens.reader import open_split
-from flat_tokens.rows.split import FlatTokens, checked_entries
+from flat_tokens.rows.split import FlatTokens
 from flat_tokens.stores.store import Store
 from tasks.models import ALL_SPLITS, LEFT_OUT, Name, PublishedLocation, Split, TokenShard
 from tasks.output.paths import DOCUMENTS, beside_key, fact_key, home_key, version_store
@@ -158,7 +158,7 @@ def open_input(part: InputPart) -> FlatTokens:
 def input_documents(part: InputPart, target: Target) -> Documents:
     """All documents of a part, their files by the output's numbers. ValueError if the input is damaged."""
     tokens = open_input(part)
-    starts = checked_entries(tokens, part.start, part.stop).astype(np.int64)
+    starts = tokens.entries(part.start, part.stop).astype(np.int64)
     numbers = np.arange(part.start, part.stop)
     columns = lambda wanted: _columns(part, numbers[wanted], target)  # noqa: E731
     return Documents(

@@ -56,13 +56,6 @@ def test_keys_do_not_depend_on_where_blocks_end(texts, block):
         assert keys(texts) == [reference_key(text) for text in texts]
 
 
-def test_texts_about_as_long_as_the_real_block():
-    block = flat_tokens.keys.BLOCK_BYTES
-    rng = np.random.default_rng(0)
-    texts = [rng.bytes(length) for length in (3, block - 1, block, block + 1, 0, 5, 2 * block + 13, block - 8, 8, 1)]
-    assert keys(texts) == [reference_key(text) for text in texts]
-
-
 @given(
     texts=st.lists(st.binary(max_size=30), min_size=1, max_size=10), before=st.binary(max_size=20), after=st.binary(max_size=20)
 )
@@ -71,12 +64,6 @@ def test_offsets_need_not_begin_at_zero(texts, before, after):
     data = np.frombuffer(before + b"".join(texts) + after, np.uint8)
     offsets = np.cumsum([len(before), *map(len, texts)], dtype=np.int64)
     assert document_keys(data, offsets).tolist() == keys(texts)
-
-
-def test_the_input_is_not_changed():
-    data = np.frombuffer(b"read-only bytes", np.uint8)
-    document_keys(data, np.array([0, 9, 15]))
-    assert data.tobytes() == b"read-only bytes"
 
 
 # Of sequences that have no identity but their tokens

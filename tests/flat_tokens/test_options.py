@@ -174,27 +174,20 @@ CLOSED = {"bool", "bool | None", "Level", "LayoutName", "Unit", "Kind", "Fit", "
 """Annotations of options with a closed set of values."""
 
 
-def public_functions() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Functions, classes and methods that ``flat_tokens`` exports, but for what the library alone makes: results and rows."""
+def test_every_closed_option_of_what_is_public_is_among_these():
+    """Those of functions, classes and methods, but for what the library alone makes: results and rows."""
+    tried = {word for name in (*TRUTHS, *CHOICES) for word in name.split()}
+    functions = {}
     for name in flat_tokens.__all__:
         thing = getattr(flat_tokens, name)
         if inspect.isfunction(thing):
-            yield name, thing
+            functions[name] = thing
         elif inspect.isclass(thing) and not (issubclass(thing, tuple) and thing is not PackedDocuments):
-            if thing is not flat_tokens.Layout:
-                yield name, thing.__init__  # type: ignore[misc]
-            yield from (
-                (f"{name}.{method}", of)
-                for method, of in inspect.getmembers(thing, lambda one: inspect.isfunction(one) or inspect.ismethod(one))
-                if method[0] != "_"
-            )
-
-
-def test_every_closed_option_of_what_is_public_is_among_these():
-    tried = {word for name in (*TRUTHS, *CHOICES) for word in name.split()}
+            named = inspect.getmembers(thing, lambda one: inspect.isfunction(one) or inspect.ismethod(one))
+            functions |= {f"{name}.{method}": of for method, of in named if method == "__init__" or method[0] != "_"}
     found = {
         f"{name}({parameter.name})"
-        for name, function in public_functions()
+        for name, function in functions.items()
         for parameter in inspect.signature(function).parameters.values()
         if str(parameter.annotation) in CLOSED or "Literal" in str(parameter.annotation)
     }

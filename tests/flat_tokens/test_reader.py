@@ -348,9 +348,7 @@ def sharding(metadata: dict[str, Any]) -> dict[str, Any]:
 V3: dict[str, Any] = {
     "float items": {"data_type": "float32", "fill_value": 0},
     "signed items": {"data_type": "int32"},
-    "short items": {"data_type": "uint16"},
     "text": {"data_type": "string", "codecs": [{"name": "vlen-utf8"}]},
-    "bytes of any length": {"data_type": "bytes", "codecs": [{"name": "vlen-bytes"}]},
     "a type that is no text": {"data_type": {"name": ["uint32"]}},
     "two dimensions": {"shape": [4, 2]},
     "no dimension": {"shape": []},
@@ -403,7 +401,6 @@ V3: dict[str, Any] = {
 }
 V2: dict[str, Any] = {
     "objects": {"dtype": "|O", "filters": [{"id": "vlen-utf8"}]},
-    "pickled objects": {"dtype": "|O", "filters": [{"id": "pickle"}]},
     "float items": {"dtype": "<f4"},
     "big-endian items": {"dtype": ">u4"},
     "records": {"dtype": [["a", "<u4"]]},
@@ -619,6 +616,7 @@ def test_a_decompression_bomb_is_refused(tmp_path, way, bomb, array):
     assert peak < 16 << 20
 
 
+@pytest.mark.usefixtures("small_memory")
 @pytest.mark.parametrize("frame", [CLAIM, numcodecs.Zstd(1).encode(ZEROS)], ids=["claimed", "inflated"])
 @pytest.mark.parametrize("layout", ["compact", "zarr2"])
 def test_a_decompression_bomb_in_our_layouts_is_refused(root, layout, frame):
@@ -629,13 +627,8 @@ def test_a_decompression_bomb_in_our_layouts_is_refused(root, layout, frame):
     shard = frame + index.tobytes() + google_crc32c.value(index.tobytes()).to_bytes(4, "little")
     path = root / "train/encoded_tokens" / ("0" if layout == "zarr2" else "c/0")
     path.write_bytes(frame if layout == "zarr2" else shard)
-    train = flat_tokens.open(root).train
-    tracemalloc.start()
     with refusal(f"{path}: inner chunk 0 does not decompress"):
-        train.sequence(0)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 16 << 20
+        flat_tokens.open(root).train.sequence(0)
 
 
 @pytest.mark.usefixtures("small_memory")

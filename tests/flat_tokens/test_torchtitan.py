@@ -55,14 +55,14 @@ def shuffled(train: FlatTokens) -> Callable[[int, int, int], ByStep]:
     return lambda length, rows, start: ShuffledLoader(train.packed(length, overlap=1), rows, 7, epochs=None, start=start)
 
 
-def expected_of(tokens: list[int], counts: list[bool] | None = None) -> tuple[list[int], list[int], list[int]]:
+def expected_of(tokens: list[int]) -> tuple[list[int], list[int], list[int]]:
     """Inputs, positions and labels of a row of tokens 100 * document + place."""
     positions, labels = [], []
     for k, token in enumerate(tokens):
         begins = k == 0 or token // 100 != tokens[k - 1] // 100
         positions.append(0 if begins else positions[-1] + 1)
         if k:
-            labels.append(-100 if begins or (counts is not None and not counts[k]) else token)
+            labels.append(-100 if begins else token)
     return tokens[:-1], positions[:-1], labels
 
 

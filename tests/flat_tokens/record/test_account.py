@@ -3,7 +3,6 @@
 import itertools
 import json
 import shutil
-import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,21 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flat_tokens
-from flat_tokens import FillInMiddle, Ledger, Mixture, Schedule, TokenBatch, write_dataset
+from flat_tokens import FillInMiddle, Ledger, Mixture, Schedule
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import columns_of
 from flat_tokens.forgotten import LIST, Forgotten
-from flat_tokens.manifest import SPLITS, dataset_of, read_manifest
+from flat_tokens.manifest import SPLITS, read_manifest
 from flat_tokens.record import account
 from flat_tokens.record.account import record_of_dataset, record_of_run
 from flat_tokens.rows.mixture import EpochRows
-from flat_tokens.rows.phases import Edit
 from flat_tokens.rows.seen import bytes_seen, tokens_seen
 from flat_tokens.stores.store import Store
 from flows.pipelines.forget import forget
 from tasks.derive.request import ForgetRequest
 from tests.flat_tokens.record.corpora import COLUMNS, build_corpus
 from tests.flat_tokens.rows.rows_by_number import Numbers
+from tests.flat_tokens.rows.test_histories import history
 from tests.made import write_sequences
 from tests.refusal import refusal
 
@@ -144,16 +143,10 @@ def as_sets(drawn: list[EpochRows], count: int) -> dict[int, set[int]]:
 @given(data=st.data())
 @settings(max_examples=12, deadline=None)
 def test_the_rows_of_epochs_are_those_in_the_batches(data):
-    rows = [data.draw(st.integers(1, 60)) for _ in range(data.draw(st.integers(1, 3)))]
+    rows, epochs, edits = history(data, 1)
     views = {str(k): Numbers(count) for k, count in enumerate(rows)}
-    edits, step = [], 0
-    for _ in range(data.draw(st.integers(1, 3))):
-        chosen = data.draw(st.sets(st.sampled_from(range(len(rows))), min_size=1))
-        weights = {k: data.draw(st.sampled_from([1, 2.5, 0.3])) for k in sorted(chosen)}
-        edits.append(Edit(step, data.draw(st.integers(1, 20)), weights))
-        step += data.draw(st.integers(1, 12))
-    mixture = Mixture.of_edits(views, [None] * len(rows), edits, data.draw(st.integers(0, 99)))
-    before = data.draw(st.integers(0, step + 10))
+    mixture = Mixture.of_edits(views, epochs, edits, data.draw(st.integers(0, 99)))
+    before = data.draw(st.integers(0, len(mixture)))
     for name, count in zip(views, rows, strict=True):
         drawn = list(mixture.drawn_rows(before, name))
         assert as_sets(drawn, count) == drawn_one_by_one(mixture, before, name)
@@ -346,21 +339,6 @@ def test_documents_that_are_filled_in_the_middle_have_no_count_of_text(corpora, 
     assert record["tokens"] == 3 * 8 * 16
     with refusal("not the same in every epoch"):
         bytes_seen(view, BYTES)
-
-
-def test_many_documents_are_counted_in_arrays(tmp_path):
-    """No Python object for each: these would take minutes. docs/reading/records.md has the time of ten million."""
-    lengths = np.random.default_rng(0).integers(0, 40, 300_000)
-    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.uint64)
-    ids = np.arange(int(starts[-1]), dtype=np.uint32) % 1000
-    write_dataset(tmp_path / "d", [TokenBatch.from_flat(ids, starts)])
-    view = flat_tokens.open(tmp_path / "d").train.packed(512)
-    ledger = Ledger.create(tmp_path / "run.json", {"d": (view, 1)}, 64)
-    begin = time.process_time()
-    record = record_of_run(ledger, 300)
-    assert time.process_time() - begin < 10
-    assert record["tokens"] == 300 * 64 * 512
-    assert dataset_of(view.tokens.store).url == record["datasets"][0]["path"]
 
 
 # Documents that were forgotten since

@@ -193,14 +193,6 @@ def test_what_a_ledger_cannot_say_is_refused(tmp_path, views, old, new, words):
     assert not (tmp_path / "cache").exists()
 
 
-def test_a_new_ledger_says_its_order(tmp_path):
-    path = tmp_path / "run.json"
-    Ledger.create(path, {"web": (Numbers(50), 1)}, 8)
-    assert Ledger.create(tmp_path / "other.json", {"web": (Numbers(50), 1)}, 8).mixture().versions() == {"order": 2}
-    content = json.loads(path.read_text())
-    assert (content["format_version"], content["order"]) == (2, 2)
-
-
 def test_a_state_of_another_order_is_refused():
     """One that was written by hand has no order."""
     mixture = Mixture({"web": (Numbers(50), 1)}, 8)

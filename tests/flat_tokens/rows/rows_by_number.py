@@ -35,6 +35,21 @@ def same_arrays(found: Iterable[Any], expected: Iterable[Any]) -> bool:
     return all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
+def assert_same_rows(found: Any, expected: Any) -> None:
+    """Two views have the same rows, one by one and together, of the same documents, and leave the same tokens out."""
+    assert len(found) == len(expected)
+    assert found.fill[:4] == expected.fill[:4]
+    rows = np.arange(len(found))
+    batch, other = found.batch(rows), expected.batch(rows)
+    assert type(batch) is type(other)
+    for name in (*type(other)._fields, *type(other)._derived):
+        assert np.array_equal(batch[name], other[name]), name
+    for i in rows[:: max(len(rows) // 4, 1)].tolist():
+        assert same_arrays(found[i], expected[i])
+    every = np.arange(expected.tokens.seq_count)
+    assert same_arrays(found.rows_of(every), expected.rows_of(every))
+
+
 class Row(NamedTuple):
     number: npt.NDArray[np.int64]
     twice: npt.NDArray[np.int32]

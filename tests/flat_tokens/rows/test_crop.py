@@ -20,8 +20,6 @@ from tests.flat_tokens.rows.rows_by_number import VIEWS, same_arrays
 from tests.made import docs_of, publish_docs, split_of
 from tests.refusal import refusal
 
-Piece = tuple[int, int, int]
-
 
 def rows_by_rule(lengths: list[int], length: int, *, keep: bool, at_a_time: int) -> list[list[tuple[int, int]]]:
     """The pieces of each row, (document, offset). Ties go to documents before rests, then to what was there first."""
@@ -172,8 +170,11 @@ def test_fill_is_what_looking_at_every_row_finds(
             continue
         view = getattr(train, kind)(length, **settings, **ends)
         batch = view.batch(np.arange(len(view)))
-        covered = _tokens_in_rows(view, batch)
-        filled = _filled(batch)
+        covered = np.zeros(view.tokens.token_count, bool)
+        for start, count in zip(*view.token_ranges(np.arange(len(view))), strict=True):
+            covered[start : start + count] = True
+        filled = (batch.document_ids >= 0).sum() if hasattr(batch, "document_ids") else batch.encoded.size
+        filled = batch.length.sum() if hasattr(batch, "length") else filled
         expected = {"web": [0, 0, 0], "code": [0, 0, 0]}
         starts = view.tokens.seq_starts.read(0, view.tokens.seq_count + 1).astype(int)
         for k, d in enumerate(numbers):
@@ -186,17 +187,3 @@ def test_fill_is_what_looking_at_every_row_finds(
         assert list(fill[1:4]) == [sum(fact[k] for fact in expected.values()) for k in range(3)]
         assert fill.share == pytest.approx(filled / (len(view) * length) if len(view) else 0)
         assert fill.used == pytest.approx(covered.mean() if len(covered) else 0)
-
-
-def _tokens_in_rows(view: Any, batch: Any) -> np.ndarray[Any, Any]:
-    """Which tokens of the split are in a row, by what the views say that they read."""
-    covered = np.zeros(view.tokens.token_count, bool)
-    for start, count in zip(*view.token_ranges(np.arange(len(view))), strict=True):
-        covered[start : start + count] = True
-    return covered
-
-
-def _filled(batch: Any) -> int:
-    if hasattr(batch, "document_ids"):
-        return int((batch.document_ids >= 0).sum())
-    return int(batch.length.sum()) if hasattr(batch, "length") else batch.encoded.size

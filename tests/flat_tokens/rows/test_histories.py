@@ -150,26 +150,12 @@ def test_a_source_gives_its_own_stream_whatever_the_others_are(data, block, batc
 # Limits of epochs
 
 
-@given(data=st.data(), block=st.sampled_from([16, 1 << 14]))
-def test_a_source_with_a_limit_gives_every_row_so_often_and_no_more(data, block):
-    rows, epochs = (data.draw(st.lists(st.integers(1, high), min_size=3, max_size=3)) for high in (60, 4))
-    weights = data.draw(st.lists(st.sampled_from([1, 2, 0.3, Schedule([(3, 1), (40, 5)])]), min_size=3, max_size=3))
-    with blocks_of(block):
-        mixture = Mixture([(Numbers(n), w, e) for n, w, e in zip(rows, weights, epochs, strict=True)], 7, 2)
-    found = Counter(pair for step in range(len(mixture)) for pair in zip(*mixture.indices(step), strict=True))
-    assert found == {(k, row): epochs[k] for k in range(3) for row in range(rows[k])}
-    assert mixture.position(len(mixture)) == sum(n * e for n, e in zip(rows, epochs, strict=True))
-    assert mixture.drawn(len(mixture)).tolist() == [n * e for n, e in zip(rows, epochs, strict=True)]
-    with refusal("no step", IndexError):
-        mixture[len(mixture)]
-    with refusal("epochs of the sources end after"):
-        Mixture([(Numbers(5), 1, 2)], 7, steps=3)
-
-
 def test_a_limit_that_no_run_reaches_is_refused_at_once():
     assert len(Mixture([(Numbers(8), 3, 1 << 50)], 8)) == 1 << 50
     with refusal(r"epochs of source '0' have \d+ samples, more than 2\*\*53. Without a limit it goes on"):
         Mixture([(Numbers(9), 3, 1 << 60)], 8)
+    with refusal("epochs of the sources end after"):
+        Mixture([(Numbers(5), 1, 2)], 7, steps=3)
 
 
 def test_the_others_go_on_by_their_weights():
@@ -210,6 +196,10 @@ def test_no_history_of_edits_repeats_or_leaves_out_a_sample(data, block, hosts):
     # All sources are in the last edit, so that each comes to its end: every row has been seen as often as it has epochs.
     seen = Counter((int(k), int(row)) for batch in batches for k, row in zip(*batch, strict=True))
     assert seen == {(k, row): epochs[k] for k in range(len(rows)) for row in range(rows[k])}
+    assert mixture.drawn(len(mixture)).tolist() == [n * most for n, most in zip(rows, epochs, strict=True)]
+    assert mixture.position(len(mixture)) == seen.total()
+    with refusal("no step", IndexError):
+        mixture[len(mixture)]
     for k, n in enumerate(rows):  # each source's rows come in its own order, whatever the history
         theirs = np.concatenate([row[source == k] for source, row in batches]).tolist()
         assert theirs == stream(n, 3, k, len(theirs))

@@ -2,6 +2,8 @@
 equal costs of attention.
 """
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -73,7 +75,8 @@ def test_documents_are_padded_as_if_the_padding_were_theirs(lengths, pad_to, set
 def test_batches_have_one_bucket_and_keep_their_budget(lengths, buckets, epochs, hosts, data):
     train = split_of(documents_of(lengths))
     budget = data.draw(st.integers(buckets[-1] * hosts, 400 + buckets[-1] * hosts))
-    loader = BucketedLoader(train, buckets, budget, 3, epochs=epochs, multiple_of=hosts, pad_id=PAD)
+    make = partial(BucketedLoader, train, buckets, budget, 3, epochs=epochs, multiple_of=hosts, pad_id=PAD)
+    loader = make()
     seen = []
     for step in range(len(loader)):
         batch, documents = loader[step], loader.indices(step).tolist()
@@ -95,13 +98,13 @@ def test_batches_have_one_bucket_and_keep_their_budget(lengths, buckets, epochs,
     found = loader.seen(np.arange(len(lengths)))
     assert places_of(found) == sorted(seen)
     start = data.draw(st.integers(0, len(loader)))
-    later = BucketedLoader(train, buckets, budget, 3, epochs=epochs, multiple_of=hosts, pad_id=PAD, start=start)
+    later = make(start=start)
     assert [later.indices(step).tolist() for step in range(len(later))] == [
         loader.indices(step).tolist() for step in range(start, len(loader))
     ]
     assert loader.position(start) == start
     if (loader._counts >= loader._sizes).any():
-        whole = BucketedLoader(train, buckets, budget, 3, epochs=epochs, multiple_of=hosts, drop_last=True)
+        whole = make(drop_last=True)
         sizes = {whole[step].encoded.shape for step in range(len(whole))}
         assert all(rows == budget // length // hosts * hosts for rows, length in sizes)
         assert whole.left_out == len(lengths) - sum(len(whole.indices(step)) for step in range(whole.epoch_steps))

@@ -5,8 +5,6 @@ import gc
 import itertools
 import os
 import pickle
-import subprocess
-import sys
 import threading
 import time
 import traceback
@@ -672,52 +670,8 @@ def test_a_fork_loads_on_but_not_from_its_parents_threads():
 
 # torch
 
-SET_VITAL = "ignore:'set_vital' is deprecated"  # torchdata calls it, torch warns
 
-
-@pytest.mark.slow
-@pytest.mark.needs("torch", "torchdata")
-def test_torch_workers_load_steps(tmp_path):
-    """In a process of its own: one that other tests have made threads in had better not fork."""
-    pytest.importorskip("torch.utils.data", reason="loads through torch's DataLoader")
-    pytest.importorskip("torchdata.stateful_dataloader", reason="resumes through torchdata")
-    datasets(tmp_path)
-    code = f"import test_loader; test_loader.load_with_workers({str(tmp_path)!r})"
-    paths = os.pathsep.join([str(Path(__file__).parents[3]), str(Path(__file__).parent), *sys.path])
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "loaded\n"
-
-
-def load_with_workers(root: str) -> None:
-    from torch.utils.data import DataLoader
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    one, other = (flat_tokens.open(Path(root) / str(k)).train for k in range(2))
-    workers = {"batch_size": None, "num_workers": 2, "multiprocessing_context": "fork"}
-    loader = ShuffledLoader(one.packed(8), 8, 2, epochs=2)
-    expected = [batch.encoded.tolist() for batch in loader]
-    assert [batch.encoded.tolist() for batch in DataLoader(loader, sampler=range(3, len(loader)), **workers)] == expected[3:]
-    assert len(DataLoader(loader, **workers)) == len(expected)
-
-    mixed = Mixture({"one": (one.packed(8), 1), "other": (other.packed(8), 2)}, 8)
-    endless = iter(DataLoader(mixed, sampler=itertools.count(5), **workers))
-    for step in (5, 6, 7):
-        batch = next(endless)
-        assert batch.samples.encoded.tolist() == mixed[step].samples.encoded.tolist()
-        assert batch.source.tolist() == mixed[step].source.tolist()
-
-    source = StatefulDataLoader(loader, **workers)
-    seen = [batch.encoded.tolist() for batch in itertools.islice(source, 4)]
-    again = StatefulDataLoader(loader, **workers)
-    again.load_state_dict(source.state_dict())
-    assert seen + [batch.encoded.tolist() for batch in again] == expected
-    print("loaded")
-
-
-@pytest.mark.filterwarnings(SET_VITAL)
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it, torch warns
 @pytest.mark.needs("torch", "torchdata")
 def test_torchdata_resumes_an_iterable_by_its_state():
     torch_data = pytest.importorskip("torch.utils.data", reason="loads through torch's DataLoader")

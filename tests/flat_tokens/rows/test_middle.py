@@ -25,8 +25,8 @@ from flat_tokens import (
 )
 from flat_tokens.vocabulary import Vocabulary, load_vocabulary
 from tests.examples import examples
-from tests.flat_tokens.rows.rows_by_number import VIEWS, same_arrays
-from tests.made import docs_of, publish_docs
+from tests.flat_tokens.rows.rows_by_number import VIEWS, assert_same_rows
+from tests.made import docs_of, publish_docs, sequences
 from tests.refusal import refusal
 
 ROOT = Path(__file__).parents[3]
@@ -63,11 +63,6 @@ def parts_at(separator: int | None, tokens: list[int]) -> list[list[int]]:
     return [tokens[low + 1 : high] for low, high in pairwise([-1, *places, len(tokens)])]
 
 
-def as_read(tokens: Any, count: int) -> list[list[int]]:
-    entries = tokens.seq_starts.read(0, count + 1).astype(int)
-    return [(tokens.encoded_tokens.read(int(a), int(b)) >> 1).tolist() for a, b in pairwise(entries)]
-
-
 @given(
     lengths=st.lists(st.integers(0, 40), min_size=1, max_size=60),
     rate=st.sampled_from([None, 0, 0.3, 1]),
@@ -100,7 +95,7 @@ def test_rows_are_those_of_documents_that_are_stored_so(
     plain = written(root / "plain", documents, masks)
     common = {"seed": 3, "separator": separator, "fragment_rate": 0.5, **by_characters}
     fim = None if rate is None else FillInMiddle(rate, spm_rate, PRE, MID, SUF, **common)
-    found = as_read(plain.packed(1, fim=fim).of_epoch(epoch).tokens, len(documents))
+    found = sequences(plain.packed(1, fim=fim).of_epoch(epoch).tokens)
     for document, read in zip(documents, found, strict=True):
         for stored_part, part in zip(parts_at(separator, document), parts_at(separator, read), strict=True):
             if part == stored_part:
@@ -124,17 +119,7 @@ def test_rows_are_those_of_documents_that_are_stored_so(
             continue
         expected = getattr(stored, kind)(length, **settings)
         view = getattr(plain, kind)(length, **settings, **ends, fim=fim)
-        assert len(view) == len(expected)
-        assert view.fill == expected.fill
-        of_epoch = view.of_epoch(epoch)
-        rows = np.arange(len(view))
-        assert same_arrays(of_epoch.batch(rows), expected.batch(rows))
-        for i in data.draw(st.lists(st.integers(0, len(view) - 1), max_size=2)) if len(view) else []:
-            assert same_arrays(of_epoch[i], expected[i])
-        every = np.arange(len(documents))
-        assert [r.tolist() for r in view.rows_of(every)] == [r.tolist() for r in expected.rows_of(every)]
-        again = pickle.loads(pickle.dumps(of_epoch))
-        assert same_arrays(again.batch(rows[:3]), of_epoch.batch(rows[:3]))
+        assert_same_rows(pickle.loads(pickle.dumps(view.of_epoch(epoch))), expected)
 
 
 def test_cuts_are_even_and_others_in_each_epoch(tmp_path):
@@ -163,8 +148,7 @@ def test_a_run_goes_on_at_every_step_on_any_hosts_with_the_cuts_of_its_epoch(tmp
     view = train.packed_documents(48, fim=FIM, fit="crop", eos=9005)
     whole = ShuffledLoader(view, 16, 3, epochs=3, order=order, drop_last=True)
     by_epoch = [view.of_epoch(epoch).batch(np.arange(len(view))).tokens for epoch in range(4)]
-    visits = whole.visits(np.arange(len(view)))
-    for row, epoch, step, batch_row in zip(visits.row, visits.epoch, visits.step, visits.batch_row, strict=True):
+    for _, row, epoch, step, batch_row in zip(*whole.visits(np.arange(len(view))), strict=True):
         assert np.array_equal(whole[step].tokens[batch_row], by_epoch[epoch][row])
     for step in range(len(whole)):
         later = ShuffledLoader(view, 16, 3, epochs=3, order=order, start=whole.position(step), drop_last=True)
@@ -184,7 +168,7 @@ def test_mixtures_and_ledgers_have_the_cuts_of_each_epoch(tmp_path):
     for name, view in (("few", few), ("many", many)):
         visits = mixture.visits(np.arange(len(view)), before=20, source=name)
         assert visits.epoch.max() > 1
-        for row, epoch, step, batch_row in zip(visits.row, visits.epoch, visits.step, visits.batch_row, strict=True):
+        for _, row, epoch, step, batch_row in zip(*visits, strict=True):
             assert np.array_equal(mixture[step].samples.encoded[batch_row], view.of_epoch(epoch)[row].encoded)
     seen = mixture.seen(5, before=20, source="few")
     assert all(

@@ -448,6 +448,11 @@ def tokens(tmp_path: Path) -> FlatTokens:
     return write(tmp_path / "dataset", LENGTHS)
 
 
+def kept(root: Path) -> int:
+    """The number of files that are kept."""
+    return len(list((root / "kept").iterdir()))
+
+
 @pytest.fixture
 def made_indexes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kinds of index that are made, in order."""
@@ -516,10 +521,10 @@ def test_every_setting_that_changes_packs_has_an_index_of_its_own(tokens, tmp_pa
     for length, options in itertools.product((6, 7), more):
         view = tokens.packed_documents(length, cache=tmp_path / "kept", **options)
         assert packs_of(view) == packs_of(tokens.packed_documents(length, **options))
-    assert len(list((tmp_path / "kept").iterdir())) == 22
+    assert kept(tmp_path) == 22
     padded = tokens.packed_documents(6, cache=tmp_path / "kept", padding_idx=9)
     assert packs_of(padded) == packs_of(tokens.packed_documents(6, padding_idx=9))
-    assert len(list((tmp_path / "kept").iterdir())) == 22
+    assert kept(tmp_path) == 22
 
 
 @pytest.mark.parametrize("options", VIEWS)
@@ -553,7 +558,7 @@ def test_an_index_that_is_gone_is_made_again_by_who_needs_it(tokens, tmp_path):
     pickled = pickle.dumps(view)
     shutil.rmtree(tmp_path / "kept")
     assert packs_of(pickle.loads(pickled)) == packs_of(view)
-    assert len(list((tmp_path / "kept").iterdir())) == 1
+    assert kept(tmp_path) == 1
 
 
 def test_many_make_an_index_at_once(tmp_path):
@@ -562,7 +567,7 @@ def test_many_make_an_index_at_once(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         made = list(pool.map(lambda _: tokens.packed_documents(6, cache=tmp_path / "kept"), range(16)))
     assert all(packs_of(view) == expected for view in made)
-    assert len(list((tmp_path / "kept").iterdir())) == 1
+    assert kept(tmp_path) == 1
 
 
 @pytest.mark.parametrize("cache", ["beside", "memory://kept"])

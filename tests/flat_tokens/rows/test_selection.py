@@ -18,6 +18,7 @@ from flat_tokens import BucketedLoader, FlatTokens, Ledger, Mixture, ShuffledLoa
 from flat_tokens.rows import documents, virtual
 from flat_tokens.rows.where import parse
 from tests.examples import examples
+from tests.flat_tokens.rows.rows_by_number import VIEWS, assert_same_rows
 from tests.made import docs_of, masked_split, publish_docs, split_of, write_sequences
 from tests.refusal import refusal
 
@@ -26,12 +27,6 @@ Document = list[tuple[int, bool]]
 
 some_documents = st.lists(st.lists(st.tuples(st.integers(1, 99), st.booleans()), max_size=8), min_size=1, max_size=12)
 DOCUMENTS: list[Document] = [[(5, True), (6, True), (7, True)], [], [(8, True)], [(9, True), (10, True)], [(11, True)]]
-
-
-def same(found: Any, expected: Any) -> None:
-    assert type(found) is type(expected)
-    for name in (*type(expected)._fields, *type(expected)._derived):
-        assert np.array_equal(found[name], expected[name]), name
 
 
 def test_a_selection_is_a_split_of_its_documents():
@@ -94,25 +89,15 @@ def test_the_callers_indices_may_change_later():
 )
 @examples(60)
 def test_rows_are_those_of_a_dataset_of_the_documents(monkeypatch, all_of_them, data, layout, masked, ends):
-    """Of every view, one by one and together."""
+    """Of every view."""
     indices = data.draw(st.lists(st.integers(0, len(all_of_them) - 1), max_size=16))
     length = data.draw(st.integers(1, 9))
     monkeypatch.setattr(virtual, "DENSE", data.draw(st.sampled_from([0, 8])))
     chosen = masked_split(all_of_them, layout, masked).select(indices=indices)
     written = masked_split([all_of_them[i] for i in indices], layout, masked)
-    for rows in ("packed", "documents", "blocks"):
-        found, expected = (getattr(split, rows)(length, **ends) for split in (chosen, written))
-        assert len(found) == len(expected)
-        same(found.batch(range(len(found))), expected.batch(range(len(expected))))
-        for one, other in zip(found, expected, strict=True):
-            same(one, other)
-    for options in ({"too_long": "cut"}, {"split_across_pack": True}, {"fit": "best", "too_long": "cut"}):
-        found, expected = (split.packed_documents(length, **options, **ends) for split in (chosen, written))
-        assert len(found) == len(expected)
-        same(found.batch(range(len(found))), expected.batch(range(len(expected))))
-        if indices:
-            asked = np.arange(len(indices))
-            assert [rows.tolist() for rows in found.rows_of(asked)] == [rows.tolist() for rows in expected.rows_of(asked)]
+    for kind, settings in VIEWS:
+        if "overlap" not in settings:
+            assert_same_rows(*(getattr(split, kind)(length, **settings, **ends) for split in (chosen, written)))
 
 
 def test_loaders_and_mixtures_take_selections():

@@ -3,19 +3,17 @@ an epoch, few blocks at a time, as random as its buffer, by step alone.
 """
 
 import math
-import time
-import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flat_tokens import BlockOrder, ReferenceOrder, ShuffledLoader
 from flat_tokens.annotations import Int64s, UInt64s
 from flat_tokens.rows.orders import MAX_LENGTH, KeyedPermutation, KeyedPermutations, derive_keys, reference_permutation
-from tests.examples import examples, first_fast
+from tests.examples import first_fast
 from tests.flat_tokens.rows.rows_by_number import Numbers
 from tests.flat_tokens.rows.test_loader import philox_swaps
 from tests.flat_tokens.test_keys import MODULUS, A, B, mix
@@ -112,20 +110,6 @@ def test_every_number_once_at_lengths_where_something_begins(length):
     assert np.array_equal(np.sort(permuted(length)), np.arange(length))
 
 
-@given(length=st.integers(1, 500), count=st.integers(0, 60), seed=st.integers(0, 100))
-@examples(40)
-def test_numbers_under_different_keys_at_once(length, count, seed):
-    indices, epochs = np.arange(count, dtype=np.uint64) % np.uint64(length), np.arange(count, dtype=np.uint64)
-    together = KeyedPermutation(length)(indices, derive_keys(seed, epochs))
-    assert together.tolist() == [int(permuted(length, seed, epoch)[epoch % length]) for epoch in range(count)]
-
-
-def test_seeds_and_numbers_give_keys_of_their_own():
-    assert np.array_equal(derive_keys(5, np.arange(300, dtype=np.uint64)), [documented_key(5, k) for k in range(300)])
-    assert derive_keys(5, 0) != derive_keys(5)
-    assert derive_keys(5, 1, 2) != derive_keys(5, 2, 1)
-
-
 @pytest.mark.parametrize("length", [10_000, 262_144, 1_000_003])
 def test_an_order_shows_no_trace_of_the_one_before(length):
     places = np.arange(length)
@@ -145,16 +129,6 @@ def test_an_order_shows_no_trace_of_the_one_before(length):
     assert abs(sizes_of_deviation(counts, length // 2 / 64)) < 4.5
 
 
-def test_a_part_of_a_long_order_takes_no_memory():
-    tracemalloc.start()
-    permutation = KeyedPermutation(2**48)
-    found = permutation(np.arange(2**47, 2**47 + 512, dtype=np.uint64), derive_keys(0))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert len(found) == 512
-    assert peak < 200_000
-
-
 @pytest.mark.parametrize("length", [0, -1, 2**48 + 1])
 def test_lengths_that_cannot_be_permuted_are_refused(length):
     with refusal(f"permutations of 1 to {2**48} numbers, not of {length}"):
@@ -170,14 +144,11 @@ def test_the_references_permutation():
     assert reference_permutation(0, 10).dtype == np.int64
 
 
+@example(seed=3, n=10_000)
+@example(seed=3, n=100_003)
 @given(seed=st.integers(0, 2**70), n=st.integers(0, 300))
 def test_it_is_what_swapping_one_by_one_gives(seed, n):
     assert reference_permutation(seed, n).tolist() == philox_swaps(seed, n)
-
-
-@pytest.mark.parametrize("n", [10_000, 100_003])
-def test_it_is_what_swapping_one_by_one_gives_for_long_ones(n):
-    assert reference_permutation(3, n).tolist() == philox_swaps(3, n)
 
 
 @pytest.mark.parametrize("n", [-1, 2**32 + 1])
@@ -262,12 +233,10 @@ def test_a_batch_is_as_random_as_the_buffer_says(block_rows, buffer_blocks, batc
     assert found == pytest.approx(expected, rel=0.12)
 
 
-def test_a_step_of_a_trillion_rows_takes_no_longer_than_one_of_a_thousand():
+def test_a_step_of_a_trillion_rows_is_made_of_its_rows_alone():
     loader = loader_of(10**12, BlockOrder(128, 2048, 64), 4096, epochs=None)
-    begin = time.process_time()
     for step in (0, 10**8, 10**11):
         assert len(np.unique(loader.indices(step))) == 4096
-    assert time.process_time() - begin < 1
 
 
 @pytest.mark.parametrize(

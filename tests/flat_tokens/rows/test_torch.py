@@ -1,6 +1,6 @@
 """Views in torch's DataLoader and torchdata's StatefulDataLoader, which shuffle, collate and resume them.
 
-In interpreters of their own: loaders fork, and this one may have threads. Loaders by step: ``test_loader.py``.
+In interpreters of their own: loaders fork, and this one may have threads.
 """
 
 import itertools
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import flat_tokens
+from flat_tokens import Mixture, ShuffledLoader
 from flat_tokens.rows.views import SplitView
 from tests.made import write_ragged
 
@@ -112,3 +113,30 @@ def resumed_by_torchdata(path: str) -> None:
 def test_torchdata_goes_on_in_the_middle_of_an_epoch(dataset):
     """From a saved state, without workers and with two: what comes is what would have come."""
     run("resumed_by_torchdata", dataset)
+
+
+def steps_by_workers(path: str) -> None:
+    from torch.utils.data import DataLoader
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    train = flat_tokens.open(path).train
+    workers = {"batch_size": None, "num_workers": 2, "multiprocessing_context": "fork"}
+    loader = ShuffledLoader(train.packed(8), 8, 2, epochs=2)
+    expected = [batch.encoded.tolist() for batch in loader]
+    assert [batch.encoded.tolist() for batch in DataLoader(loader, sampler=range(3, len(loader)), **workers)] == expected[3:]
+    assert len(DataLoader(loader, **workers)) == len(expected)
+
+    mixed = Mixture({"one": (train.packed(8), 1), "other": (train.packed(8, overlap=1), 2)}, 8)
+    for step, batch in enumerate(itertools.islice(DataLoader(mixed, sampler=itertools.count(5), **workers), 3), 5):
+        assert batch.samples.encoded.tolist() == mixed[step].samples.encoded.tolist()
+        assert batch.source.tolist() == mixed[step].source.tolist()
+
+    source, again = StatefulDataLoader(loader, **workers), StatefulDataLoader(loader, **workers)
+    seen = [batch.encoded.tolist() for batch in itertools.islice(source, 4)]
+    again.load_state_dict(source.state_dict())
+    assert seen + [batch.encoded.tolist() for batch in again] == expected
+
+
+@needs_torchdata
+def test_workers_load_the_steps_of_loaders(dataset):
+    run("steps_by_workers", dataset)
