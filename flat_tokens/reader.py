@@ -72,16 +72,10 @@ class Directory(NamedTuple):
     @property
     def is_dataset(self) -> bool:
         """Whether it is a build's output or a version, by the names in it."""
-        if POINTER in self.files and _has_latest(self.store):
-            return True
-        return set(SPLITS) <= {*self.directories} and not {*ROOTS}.isdisjoint(self.files)
-
-
-def _has_latest(store: Store) -> bool:
-    """Whether an output's pointer names a version, or cannot be read."""
-    with suppress(ValueError, OSError):
-        return latest_of(store) is not None
-    return True
+        has_latest = POINTER in self.files
+        with suppress(ValueError, OSError):  # a pointer that cannot be read is one, too
+            has_latest = has_latest and latest_of(self.store) is not None
+        return has_latest or (set(SPLITS) <= {*self.directories} and not {*ROOTS}.isdisjoint(self.files))
 
 
 def directory(store: Store) -> Directory:

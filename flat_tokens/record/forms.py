@@ -123,12 +123,6 @@ def _sources(record: Record, of: str = "") -> str | None:
     return "; ".join(described) or None
 
 
-def _domains(record: Record) -> str | None:
-    """The tenth of the domains that have the most tokens."""
-    domains = named(record, DOMAINS)
-    return ", ".join(domains[: -(-len(domains) // 10)]) or None
-
-
 def _processing(record: Record) -> str | None:
     """Steps, filters and duplicates, as the manifests record them."""
     parts = []
@@ -160,7 +154,8 @@ FILLS: dict[str, Callable[[Record], str | None]] = {
     "eu.1.3.6": lambda record: _shares(record, LANGUAGES),
     "eu.2.0.1": _sources,
     "eu.2.1.3": lambda record: _sources(record, HUB),  # a person says whether they are public, and large
-    "eu.2.3.8": _domains,
+    # The tenth of the domains that have the most tokens
+    "eu.2.3.8": lambda record: ", ".join((found := named(record, DOMAINS))[: -(-len(found) // 10)]) or None,
     "eu.3.3.1": _processing,
     "ca.1": _sources,
     "ca.3": lambda record: f"{_amounts(record)}." if record["documents"] else None,

@@ -343,12 +343,15 @@ class ByStep:
 
     def _visits(self, rows: Integers, before: int | None, source: str | None) -> tuple[Int64s, Visits]:
         """The visits of rows, in any order, and the index in *rows* of each: int64[n]. TypeError for rows that are not whole
-        numbers, IndexError for one that the view does not have.
+        numbers, and of an endless loader without *before*; IndexError for one that the view does not have.
         """
         rows, count = whole_numbers("row numbers are", rows), len(self._view_of(source))
         if (outside := rows[(rows < 0) | (rows >= count)]).size:
             raise IndexError(f"there is no row {outside[0]}; there are {count}")
-        asked, steps = rows.astype(np.int64), self._steps_before(before)
+        known = [count for count in (before, self._step_count) if count is not None]
+        if not known:
+            raise TypeError("this loader is endless: say before which step, with before=N")
+        asked, steps = rows.astype(np.int64), at_least(0, "before", min(known))
         epochs = self._epochs_in(steps, source)
         item, epoch = np.repeat(np.arange(len(asked)), len(epochs)), np.tile(epochs, len(asked))
         step, batch_row = self._places_of(asked[item], epoch, source)
@@ -363,13 +366,6 @@ class ByStep:
     def _places_of(self, rows: Int64s, epochs: Int64s, source: str | None) -> Int64Pair:
         """The step of each row in its epoch, -1 for none, and the row of the batch: int64[n] each."""
         raise NotImplementedError
-
-    def _steps_before(self, before: int | None) -> int:
-        """The number of steps before *before*, or of all. TypeError if they are endless."""
-        steps = [count for count in (before, self._step_count) if count is not None]
-        if not steps:
-            raise TypeError("this loader is endless: say before which step, with before=N")
-        return at_least(0, "before", min(steps))
 
     def shard(self, process_index: int, process_count: int) -> Self:
         """The loader of one of several hosts, which gives that host's rows of each batch. Hosts' rows follow one another.

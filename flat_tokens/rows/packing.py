@@ -177,18 +177,18 @@ class PackedDocumentsView(SplitView):
         if fit != "crop" and on_crop != "drop":
             raise ValueError(f"on_crop is {on_crop!r}, but fit={fit!r} crops nothing. Set fit='crop'.")
         self._plan = PackSettings(self.length, split_across_pack, max_packs, fit, too_long, pad_to, on_crop)
-        self._file = None if cache is None else IndexFile.at(cache, tokens, self._plan)
-        self._index, self._is_mapped = kept_index(tokens, self._plan, self._file)
+        file = None if cache is None else IndexFile.at(cache, tokens, self._plan)
+        self._index, self._file = kept_index(tokens, self._plan, file)
         super().__init__(tokens, self._index.pack_count, fields, framework)
 
     def __getstate__(self) -> dict[str, Any]:
         # A mapped index is not copied to other processes: they map it, too.
-        return {**self.__dict__, "_index": None} if self._is_mapped else self.__dict__
+        return {**self.__dict__, "_index": None} if self._file else self.__dict__
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if self._is_mapped:
-            self._index, self._is_mapped = kept_index(self.tokens, self._plan, self._file)
+        if self._file:
+            self._index, self._file = kept_index(self.tokens, self._plan, self._file)
 
     def _settings(self) -> JsonObject:
         return {"rows": "packed_documents", **self._plan._asdict(), "padding_idx": self.padding_idx}

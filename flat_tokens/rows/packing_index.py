@@ -552,22 +552,22 @@ def _identity(tokens: FlatTokens) -> str:
     return sha256.hexdigest()
 
 
-def kept_index(tokens: FlatTokens, plan: PackSettings, file: IndexFile | None) -> tuple[Packs, bool]:
-    """The index, and whether it is mapped from *file*. It is made and kept there first if need be; without a file it is
+def kept_index(tokens: FlatTokens, plan: PackSettings, file: IndexFile | None) -> tuple[Packs, IndexFile | None]:
+    """The index, and *file* if it is mapped from that. It is made and kept there first if need be; without a file it is
     made in memory. Processes that make the same index at the same time write the same bytes.
     """
     if file is None:
-        return Packs.make(tokens, plan), False
+        return Packs.make(tokens, plan), None
     if (arrays := file.load()) is not None:
-        return Packs(tokens, plan, *arrays), True
+        return Packs(tokens, plan, *arrays), file
     made = Packs.make(tokens, plan)
     try:
         file.save(made[2:])
     except OSError as error:
         log.warning("The packing index is rebuilt each time, because it can't be kept: %s", error)
-        return made, False
+        return made, None
     arrays = file.load()
-    return (made, False) if arrays is None else (Packs(tokens, plan, *arrays), True)
+    return (made, None) if arrays is None else (Packs(tokens, plan, *arrays), file)
 
 
 def _of_size(parts: Iterable[Int64s], size: int) -> Iterator[Int64s]:

@@ -116,10 +116,6 @@ class Weight(NamedTuple):
             return weight
         return weight + (next_weight - weight) * (place - before[0]) / (following[0] - before[0])
 
-    def changes(self) -> list[int]:
-        """The samples at which another piece of the schedule begins."""
-        return [math.ceil(self.zero + place * self.per) for place, _ in self.schedule.points]
-
 
 class WeightRun(NamedTuple):
     """Samples from position *start* on, before *stop* if there is an end, in blocks of *block*.
@@ -156,7 +152,9 @@ def stretches(start: int, weights: Sequence[Weight], left: Sequence[int | None])
 
     They end if no source that has a weight has samples left. ValueError if none has a weight although all have samples.
     """
-    changes = sorted({change for weight in weights for change in weight.changes() if change > start})
+    # The samples at which another piece of a schedule begins
+    begins = {math.ceil(weight.zero + place * weight.per) for weight in weights for place, _ in weight.schedule.points}
+    changes = sorted(change for change in begins if change > start)
     remaining, drawn, debts = list(left), np.zeros(len(weights), np.int64), [0] * len(weights)
     for first, stop in pairwise([start, *changes, None]):
         assert first is not None

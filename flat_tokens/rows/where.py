@@ -55,8 +55,12 @@ class Where(NamedTuple):
 
     def holds(self, columns: Columns) -> Bools:
         """The rows for which it is true: bool[n]. ValueError for columns that there are not, or that cannot be compared so."""
+        values = dict[str, Any]()
         try:
-            values = {name: _comparable(columns(name)) for name in sorted(self.names)}
+            for name in sorted(self.names):
+                values[name] = columns(name)
+                if values[name].type == pa.uint64():  # Arrow compares it with all numbers as int64, which does not have all
+                    values[name] = values[name].cast(pa.decimal128(20))
             found: Bools = self.test(values.__getitem__).fill_null(False).to_numpy(zero_copy_only=False)
         except NotImplementedError as error:  # no comparison of these types
             kinds = ", ".join(f"{name} is {_kind(of.type)}" for name, of in values.items())
@@ -202,11 +206,6 @@ class _ExpressionParser:
         whole = int if len(written) < 19 else Decimal  # Arrow takes no Python integer of 2**63 or more, which has 19 digits
         number: Any = whole(written) if written.isdigit() else float(written)
         return lambda _: -number if is_negative else number
-
-
-def _comparable(values: Any) -> Any:
-    """Values that Arrow compares with all numbers: it makes int64 of uint64, and refuses what that does not have."""
-    return values.cast(pa.decimal128(20)) if values.type == pa.uint64() else values
 
 
 def _kind(kind: Any) -> str:

@@ -23,6 +23,8 @@ VIEWS: list[tuple[str, dict[str, Any]]] = [
     ("packed_documents", {"fit": "crop", "on_crop": "keep", "max_packs": 4}),
 ]
 """Views of every kind, for rows of any length."""
+PACKS: list[dict[str, Any]] = [{}, {"split_across_pack": True}, {"fit": "best"}, {"too_long": "cut"}]
+"""Packs of documents none of which is longer."""
 
 
 def places_of(visits: Visits) -> list[tuple[int, int, int]]:

@@ -241,20 +241,6 @@ def test_no_history_of_edits_repeats_or_leaves_out_a_sample(data, block, hosts):
         assert sorted(zip(before.row, before.step, strict=True)) == sorted((r, s) for r, s, _ in expected if s < step)
 
 
-@given(data=st.data())
-@examples(30)
-def test_a_source_without_a_limit_goes_on_where_it_was_withdrawn(data):
-    first, pause = data.draw(st.integers(1, 60)), data.draw(st.integers(0, 20))
-    views = {"a": Numbers(70), "b": Numbers(10)}
-    edits = [Edit(0, 8, {0: 2, 1: 1}), Edit(first, 8, {1: 1}), Edit(first + pause, 8, {0: 1})]
-    mixture = Mixture.of_edits(views, [None, None], edits, 5)
-    rows = np.concatenate([index[source == 0] for source, index in (mixture.indices(step) for step in range(first + pause + 60))])
-    assert rows.tolist() == stream(70, 5, 0, len(rows))
-    found = mixture.visits(np.arange(70), source="a", before=first + pause + 60)
-    assert sorted(found.row.tolist()) == sorted(rows.tolist())
-    assert max(Counter(zip(found.row.tolist(), found.epoch.tolist(), strict=True)).values()) == 1
-
-
 def test_the_inverse_of_a_mixture_takes_no_pass_over_its_samples():
     """It takes a part of a block for each."""
     changing, asked = Schedule([(0, 1), (10**7, 3)]), 200

@@ -24,6 +24,7 @@ from flat_tokens.rows import packing, packing_index, views
 from flat_tokens.rows.packing import PackedDocuments, PackedDocumentsView
 from tests.elsewhere import elsewhere
 from tests.examples import examples
+from tests.flat_tokens.rows.rows_by_number import PACKS
 from tests.flat_tokens.rows.test_crop import assert_packs
 from tests.made import write_sequences
 from tests.refusal import refusal
@@ -136,7 +137,7 @@ def test_the_packs_of_the_real_class(reference):
 
 
 @pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0]])
-@pytest.mark.parametrize("options", [{}, {"split_across_pack": True}, {"fit": "best"}, {"too_long": "cut"}])
+@pytest.mark.parametrize("options", PACKS)
 def test_no_tokens_make_no_packs(lengths, options):
     view = in_memory(lengths).packed_documents(4, **options)
     assert len(view) == 0
@@ -278,7 +279,6 @@ def test_closer_packs_hold_what_the_rule_says(monkeypatch, sizes, more, at_a_tim
 
 # Packs as a sequence
 
-VIEWS: list[dict[str, Any]] = [{}, {"split_across_pack": True}, {"fit": "best"}, {"too_long": "cut"}]
 LENGTHS = [3, 0, 6, 2, 2, 1, 5, 0, 1, 4]
 
 
@@ -346,7 +346,7 @@ class Unreadable:
         self.length = length
 
 
-@pytest.mark.parametrize("options", VIEWS)
+@pytest.mark.parametrize("options", PACKS)
 def test_only_fields_that_are_named_are_computed(options):
     tokens = in_memory(LENGTHS * 20)
     whole = tokens.packed_documents(6, **options).batch([5, 3, 5])
@@ -363,7 +363,7 @@ def test_only_fields_that_are_named_are_computed(options):
 
 
 @pytest.mark.parametrize("length", [6, 7])
-@pytest.mark.parametrize("options", VIEWS)
+@pytest.mark.parametrize("options", PACKS)
 def test_a_batch_of_many_rows_is_its_rows(options, length, monkeypatch):
     monkeypatch.setattr(packing, "PLACES_AT_A_TIME", 20)
     monkeypatch.setattr(packing, "FEW_PLACES", 2)
@@ -467,7 +467,7 @@ def made_indexes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
-@pytest.mark.parametrize("options", VIEWS)
+@pytest.mark.parametrize("options", PACKS)
 def test_a_kept_index_is_mapped_and_not_made_again(tokens, tmp_path, options, made_indexes):
     expected = packs_of(tokens.packed_documents(6, **options))
     for _ in range(2):
@@ -515,7 +515,7 @@ def test_a_moved_dataset_keeps_its_index_and_another_in_its_place_does_not(tmp_p
 
 
 def test_every_setting_that_changes_packs_has_an_index_of_its_own(tokens, tmp_path):
-    more = [*VIEWS, {"max_packs": 2}, {"fit": "best", "split_across_pack": True}, {"too_long": "cut", "eos": 99}]
+    more = [*PACKS, {"max_packs": 2}, {"fit": "best", "split_across_pack": True}, {"too_long": "cut", "eos": 99}]
     more.append({"too_long": "cut", "bos": 98, "eos": 99})
     more += [{"too_long": "cut", "fim": FillInMiddle(0.5, 0, 95, 96, 97, seed=seed)} for seed in range(3)]
     for length, options in itertools.product((6, 7), more):
@@ -527,7 +527,7 @@ def test_every_setting_that_changes_packs_has_an_index_of_its_own(tokens, tmp_pa
     assert kept(tmp_path) == 22
 
 
-@pytest.mark.parametrize("options", VIEWS)
+@pytest.mark.parametrize("options", PACKS)
 def test_a_damaged_or_foreign_file_is_made_again(tokens, tmp_path, options, made_indexes):
     expected = packs_of(tokens.packed_documents(6, cache=tmp_path / "kept", **options))
     (file,) = (tmp_path / "kept").iterdir()
@@ -580,7 +580,7 @@ def test_an_index_is_kept_on_a_local_disk(cache):
 
 
 @pytest.mark.parametrize("seq_starts", [[0, 5, 3, 8], [0, 9, 9, 8], [0, 2**63, 2**64 - 1, 8], [0, 0, 99, 8]])
-@pytest.mark.parametrize("options", [*VIEWS, {"cache": "kept"}])
+@pytest.mark.parametrize("options", [*PACKS, {"cache": "kept"}])
 def test_entries_out_of_order_are_refused(tmp_path, monkeypatch, seq_starts, options):
     monkeypatch.chdir(tmp_path)
     batch = TokenBatch(np.arange(8, dtype=np.uint32) * 2, np.array(seq_starts, np.uint64), 7)
@@ -589,7 +589,7 @@ def test_entries_out_of_order_are_refused(tmp_path, monkeypatch, seq_starts, opt
         flat_tokens.open(tmp_path / "dataset").train.packed_documents(100, **options)
 
 
-@pytest.mark.parametrize("options", VIEWS)
+@pytest.mark.parametrize("options", PACKS)
 @pytest.mark.parametrize("lengths", [[1, 9, 0, 0], [10, 0, 0, 0], [0, 0, 0, 10]])
 def test_entries_that_change_under_an_index_are_noticed(tmp_path, options, lengths):
     """An index of other entries gives an error or whole rows, never what memory happened to hold."""

@@ -109,9 +109,8 @@ def test_loaders_and_mixtures_take_selections():
         lambda one: Mixture({"a": (one.documents(4), 3), "b": (train.documents(4), 1)}, 8, seed=1, steps=5),
         lambda one: BucketedLoader(one, [2, 4], 8, seed=5),
     ):
-        found, again, expected = map(make, (chosen, pickle.loads(pickle.dumps(chosen)), written))
+        found, expected = map(make, (pickle.loads(pickle.dumps(chosen)), written))
         assert [*map(found.digest, range(len(found)))] == [*map(expected.digest, range(len(expected)))]
-        assert [*map(again.digest, range(len(again)))] == [*map(expected.digest, range(len(expected)))]
     assert found.seen(3).step.tolist() == expected.seen(3).step.tolist()
 
 

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flat_tokens import BlockOrder, ReferenceOrder, ShuffledLoader
-from flat_tokens.annotations import Int64s, UInt64s
+from flat_tokens.annotations import UInt64s
 from flat_tokens.rows.orders import MAX_LENGTH, KeyedPermutation, KeyedPermutations, derive_keys, reference_permutation
 from tests.examples import first_fast
 from tests.flat_tokens.rows.rows_by_number import Numbers
@@ -53,12 +53,6 @@ def test_the_inverse_leads_back(length, seed, data):
     for keys in (derive_keys(seed, 1), derive_keys(seed, np.arange(len(indices), dtype=np.uint64))):
         assert permutation.inverse(permutation(indices, keys), keys).tolist() == indices.tolist()
         assert permutation(permutation.inverse(indices, keys), keys).tolist() == indices.tolist()
-
-
-def sizes_of_deviation(observed: Int64s, expected: float) -> float:
-    """How far a chi-square statistic is from what chance gives, in standard deviations."""
-    freedom = observed.size - 1
-    return float((((observed - expected) ** 2 / expected).sum() - freedom) / math.sqrt(2 * freedom))
 
 
 # The keyed permutation
@@ -108,25 +102,6 @@ def test_permutations_of_several_lengths_are_each_that_of_its_length():
 @pytest.mark.parametrize("length", [*range(1, 40), 255, 256, 8191, 8192, 8193, 65_537, 1_000_003])
 def test_every_number_once_at_lengths_where_something_begins(length):
     assert np.array_equal(np.sort(permuted(length)), np.arange(length))
-
-
-@pytest.mark.parametrize("length", [10_000, 262_144, 1_000_003])
-def test_an_order_shows_no_trace_of_the_one_before(length):
-    places = np.arange(length)
-    order = permuted(length).astype(np.int64)
-    noise = 1 / math.sqrt(length)
-    # What follows what: as far apart as two random numbers, a third of the range.
-    assert abs(np.abs(np.diff(order)).mean() / length - 1 / 3) < 1.5 * noise
-    for lag in (1, 2, math.isqrt(length), length // 2):
-        assert abs(np.corrcoef(order[:-lag], order[lag:])[0, 1]) < 5 / math.sqrt(length - lag)
-    assert abs(np.corrcoef(order, places)[0, 1]) < 5 * noise
-    # Every stretch of the order is spread over the whole range.
-    for stretch in np.array_split(order, 10):
-        counts = np.bincount(stretch * 100 // length, minlength=100)
-        assert abs(sizes_of_deviation(counts, len(stretch) / 100)) < 4.5
-    # Low bits, too.
-    counts = np.bincount(order[: length // 2] % 64, minlength=64)
-    assert abs(sizes_of_deviation(counts, length // 2 / 64)) < 4.5
 
 
 @pytest.mark.parametrize("length", [0, -1, 2**48 + 1])

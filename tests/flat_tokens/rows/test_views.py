@@ -22,6 +22,7 @@ from flat_tokens.rows.loader import digest_of
 from flat_tokens.rows.views import DocumentTokens, PackedTokens, block_starts
 from tests.elsewhere import elsewhere
 from tests.examples import examples
+from tests.flat_tokens.rows.rows_by_number import PACKS
 from tests.made import write_sequences
 from tests.refusal import refusal
 
@@ -182,20 +183,15 @@ def test_blocks_are_modalities_megatron_rule(tmp_path, lengths, block, window):
 
 def test_the_index_of_blocks_takes_its_own_size_and_a_window(tmp_path, monkeypatch):
     monkeypatch.setattr("flat_tokens.rows.views.SEQUENCES_AT_A_TIME", 1 << 10)
-    train = split_lengths_quickly(tmp_path, np.full(200_000, 6))
+    batch = TokenBatch.from_flat(np.ones(1_200_000, np.uint32), np.arange(0, 1_200_001, 6, dtype=np.uint64))
+    write_dataset(tmp_path / "d", [batch])
+    train = flat_tokens.open(tmp_path / "d").train
     assert len(block_starts(train, 8)) == 199_999  # the reader's cache is warm from here on
     tracemalloc.start()
     starts = block_starts(train, 8)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < starts.nbytes + 1_000_000
-
-
-def split_lengths_quickly(root: Path, lengths: np.ndarray[Any, Any]) -> FlatTokens:
-    seq_starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.uint64)
-    path = root / uuid.uuid4().hex
-    write_dataset(path, [TokenBatch.from_flat(np.ones(int(seq_starts[-1]), np.uint32), seq_starts)], [])
-    return flat_tokens.open(path).train
 
 
 def test_blocks_of_a_damaged_dataset_are_refused(tmp_path):
@@ -222,8 +218,7 @@ def three_views(train: FlatTokens) -> list[Any]:
 
 
 def all_views(train: FlatTokens) -> list[Any]:
-    packs = ({}, {"split_across_pack": True}, {"fit": "best"}, {"too_long": "cut"})
-    return [*three_views(train), *(train.packed_documents(30, **options) for options in packs)]
+    return [*three_views(train), *(train.packed_documents(30, **options) for options in PACKS)]
 
 
 def test_rows_are_numbered_as_in_any_sequence(train):
@@ -313,8 +308,7 @@ def test_the_fewest_reads_that_can_do(tmp_path, layout):
     arrays = {name: Counted(getattr(stored, name), asked, name) for name in ("encoded_tokens", "seq_starts")}
     train = dataclasses.replace(stored, **arrays)
     document = ["seq_starts", "encoded_tokens"]
-    packs = ({}, {"split_across_pack": True}, {"fit": "best"}, {"too_long": "cut"})
-    views = [(view, document) for view in (train.documents(2), *(train.packed_documents(6, **options) for options in packs))]
+    views = [(view, document) for view in (train.documents(2), *(train.packed_documents(6, **options) for options in PACKS))]
     assert set(asked) == {"seq_starts"}
     for view, reads in ((train.packed(2), document[1:]), (train.blocks(2), document[1:]), *views):
         for read, rows in (
@@ -586,15 +580,11 @@ def loaders_through_grain(train: FlatTokens) -> str:
     return digest_of(dataset[3])
 
 
-def through_grain(train: FlatTokens) -> str:
-    rows_through_grain(train)
-    return loaders_through_grain(train)
-
-
 @pytest.mark.slow
 @needs_grain
 def test_grain_batches_rows_and_takes_loaders_as_datasets_of_batches(ragged_split):
-    assert elsewhere(through_grain, ragged_split) == mixture_of(ragged_split).digest(3)
+    elsewhere(rows_through_grain, ragged_split)
+    assert elsewhere(loaders_through_grain, ragged_split) == mixture_of(ragged_split).digest(3)
 
 
 def test_without_grain_the_error_says_what_to_install(ragged_split, monkeypatch):
