@@ -19,7 +19,7 @@ from argparse import Namespace
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import httpx
 
@@ -29,11 +29,7 @@ if __name__ == "__main__":
 from deployments.arguments import POOLS, arguments
 from deployments.server import listen
 from deployments.supervised import RESTARTS, Process, SupervisedProcess, adopt_orphans, orphans, stop, stop_with_parent
-
-if TYPE_CHECKING:
-    from prefect.client.schemas.objects import FlowRun
-
-    from flows.watch.outages import Outages
+from flows.watch.outages import TOLD_ELSEWHERE, Outages
 
 CHECKOUT = Path(__file__).parents[1]
 START_SECONDS = 120.0
@@ -60,8 +56,6 @@ SETTINGS = {
 AS_BELOW = "(the command needs the two variables of 'from a shell'). It is used as soon as it is there."
 AGAIN = "Run it again to resume after the last stored shard."
 STARTED_AGAIN = "It is started again, and resumes after the last stored shard."
-TOLD_HERE = "FLAT_TOKENS_OUTAGES_TOLD"
-"""Environment variable of the workers and their runs: this process reports outages of its server (flows/watch/outages.py)."""
 
 
 def main() -> int:
@@ -84,7 +78,6 @@ def main() -> int:
         _say("Reading the configurations")
         # Prefect reads its settings when it is imported.
         from deployments.register import connected, missing_blocks, register_all, wanted
-        from flows.watch.outages import Outages
 
         deployments = wanted(options)
         _say(f"Starting the server, whose database is in {home}")
@@ -225,8 +218,8 @@ def _start_worker(name: str) -> Process:
 
 
 def _start(*command: str, passed: Collection[int] = ()) -> Process:
-    # A session of its own: Ctrl-C reaches this process alone, which stops the others one by one.
-    whole, environment = [sys.executable, *command], {**os.environ, TOLD_HERE: "1"}
+    # A session of its own: Ctrl-C reaches this process alone, which stops the others one by one, and reports outages.
+    whole, environment = [sys.executable, *command], {**os.environ, TOLD_ELSEWHERE: "1"}
     return subprocess.Popen(  # noqa: S603
         whole, cwd=CHECKOUT, env=environment, start_new_session=True, pass_fds=passed, preexec_fn=stop_with_parent
     )
@@ -282,7 +275,7 @@ def _mark_as_crashed(
     try:
         with get_client(sync_client=True) as client:
             for run in client.read_flow_runs(flow_run_filter=of_workers, sort=FlowRunSort.START_TIME_DESC, limit=200):
-                pid = _pid(run)
+                pid = int(text) if (text := run.infrastructure_pid or "").isdecimal() else None  # None before it has one
                 is_over = not _is_alive(pid) if pids is None else pid in pids
                 if not is_over or pool not in (None, run.work_pool_name):
                     continue
@@ -294,21 +287,13 @@ def _mark_as_crashed(
         print(f"Runs that have ended could not be marked ({error}). The server marks them within five minutes.", file=sys.stderr)
 
 
-def _pid(run: FlowRun) -> int | None:
-    """The process of a run; None before it has one."""
-    text = run.infrastructure_pid or ""
-    return int(text) if text.isdecimal() else None
-
-
 def _is_alive(pid: int | None) -> bool:
     if pid is None:
         return False
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
+    except OSError as error:
+        return isinstance(error, PermissionError)
     return True
 
 

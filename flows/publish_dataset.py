@@ -8,7 +8,6 @@ from flows.pipelines.to_hub import HubResult, publish_to_hub
 from flows.runners.prefect_tasks import PrefectTasks
 from flows.watch.progress import dataset_name, ended_run, showing_progress
 from flows.watch.summaries import show_publication
-from flows.watch.words import logging_errors
 from tasks.derive.request import HubRequest
 
 
@@ -25,6 +24,5 @@ def publish_dataset(request: HubRequest) -> HubResult:
         name = dataset_name(request.dataset)
         with showing_progress(name, [f"dataset:{name}", "format:hub"]), PrefectTasks(request.workers) as runner:
             result = publish_to_hub(request, runner)
-        with logging_errors("summary"):
-            show_publication(name, result)
+        show_publication(name, result)
     return ended_run(result, result.headline)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from flat_tokens.manifest import splits_of
 from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.reading import INPUT_ROOTS, OUTPUT_ROOTS
 from flat_tokens.tools.cli import existing_place
@@ -87,11 +86,11 @@ def nothing_to_do(options: Namespace, config: BuildConfig) -> BuildResult | None
         return None
     from flows.pipelines.build import result_if_up_to_date  # heavy: after the configuration has been read
     from flows.runners.processes import Threads
-    from flows.watch.api import client_of
-    from flows.watch.summaries import can_record, record
+    from flows.watch.api import client_of, is_of_this_release
+    from flows.watch.summaries import record
 
     with client_of(server, login) as client:
-        if not can_record(client):
+        if not is_of_this_release(client):
             return None
         try:
             with Threads(config.workers) as threads:
@@ -332,11 +331,11 @@ def summary(result: BuildResult) -> list[str]:
         )
     if not result.was_published:
         particular.append(f"  reused     {result.slices_reused} of {plural(result.slices, 'slice')}")
-    return published_text(result, "published", counts, f", from {size(documents['text_bytes'])} of text", particular)
+    return published_text(result, "published", counts, f", from {size(documents['text_bytes'])} of text", particular=particular)
 
 
 def published_text(
-    result: PublishResult, done: str, documents: Sequence[str], of_text: str = "", particular: Sequence[str] = ()
+    result: PublishResult, done: str, documents: Sequence[str], of_text: str = "", *, particular: Sequence[str]
 ) -> list[str]:
     """Result of a publication, for people. *documents*: counts, if they are known. *particular*: lines of its kind alone."""
     repeated = result.totals["documents"].get("repeated_keys")
@@ -352,12 +351,7 @@ def published_text(
         done,
         *(why_held(result.held, result.path) if result.held else ()),
         f"  dataset    {result.path}  (number {result.sequence})",
-        *(
-            f"  {split:10} {plural(result.totals[split]['token_count'], 'token')} in "
-            f"{plural(result.totals[split]['seq_count'], 'sequence')}, "
-            f"largest id {result.totals[split]['max_token_id']:,}"
-            for split in splits_of(result.totals)
-        ),
+        *(f"  {split:10} {counts}" for split, counts in result.split_counts.items()),
         f"  documents  {', '.join(counts)}" if documents else "",
         f"  size       {size(result.byte_count)} as {result.layout}{of_text}",
         *particular,

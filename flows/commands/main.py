@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from flat_tokens.tools.cli import TROUBLE, Parser, program
-from flat_tokens.tools.terminal import one_line, visible
+from flat_tokens.tools.terminal import one_line
 from flows.commands.running import PROGRAM, STATUS
 from flows.watch.failures import is_expected
 from tasks.progress import meter
@@ -64,9 +64,7 @@ def main(arguments: list[str]) -> int:
 
 def _interrupt(*_: object) -> None:
     """Let what is under way end, but for some seconds only: a tokenizer's pattern may go on for ever."""
-    deadline = threading.Timer(LEAVING_SECONDS, _stop, (130, "interrupted"))
-    deadline.daemon = True
-    deadline.start()
+    _later(LEAVING_SECONDS, _stop, 130, "interrupted")
     raise KeyboardInterrupt
 
 
@@ -77,9 +75,13 @@ def _interrupt_later(others: Callable[[sys.UnraisableHookArgs], object], unraisa
     if not issubclass(unraisable.exc_type, KeyboardInterrupt):
         others(unraisable)
         return
-    again = threading.Timer(AGAIN_SECONDS, os.kill, (os.getpid(), signal.SIGINT))
-    again.daemon = True
-    again.start()
+    _later(AGAIN_SECONDS, os.kill, os.getpid(), signal.SIGINT)
+
+
+def _later(seconds: float, function: Callable[..., object], *arguments: object) -> None:
+    timer = threading.Timer(seconds, function, arguments)
+    timer.daemon = True
+    timer.start()
 
 
 def _stop(status: int, why: str) -> None:
@@ -95,13 +97,6 @@ class OnTerminal(logging.StreamHandler[TextIO]):
         super().emit(record)
 
 
-class Harmless(logging.Formatter):
-    """Log lines in which no name or text can move the terminal."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return visible(super().format(record))
-
-
 def log_to_terminal() -> None:
     """Log our own warnings to standard error, and only critical messages of other packages: they also log what they raise. The
     root logger is not used: Prefect has handlers of its own.
@@ -109,7 +104,7 @@ def log_to_terminal() -> None:
     if logging.lastResort is not None:
         logging.lastResort.setLevel(logging.CRITICAL)
     handler = OnTerminal()
-    handler.setFormatter(Harmless("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     handler.setLevel(logging.WARNING)  # of the loggers, a server may get more
     for name in ("flat_tokens", "flows", "tasks"):
         logger = logging.getLogger(name)

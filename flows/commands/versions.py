@@ -20,7 +20,6 @@ from flows.commands.running import add_command, add_fields, checked_request, giv
 if TYPE_CHECKING:
     from flat_tokens.stores.store import Store
     from tasks.garbage import GarbageReport
-    from tasks.output.pointer import Candidate
     from tasks.output.versions import DecisionResult, Version
 
 
@@ -28,6 +27,7 @@ OUTPUTS_HAVE = ("latest.json", "versions", "_cache", "_staging", "_running")
 """An output has one of these from the moment on at which its first build begins."""
 SHOWN_OF_A_KIND = 8
 GONE = "processes that are gone: the next build removes it, and so does 'gc --delete'"
+GOES_ON = ": the same build goes on from there, and 'gc --days 0 --delete' removes it"
 AGES = ((86400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
 
 
@@ -104,15 +104,12 @@ def run_status(options: Namespace) -> None:
         "in_use": in_use(root),
         "held": found.held.model_dump(mode="json") if found.held else None,
     }
-    show(options, facts, [*status_text(facts, found.latest, datetime.now(UTC)), *held_text(found.held, found.output)])
-
-
-def held_text(held: Candidate | None, output: str) -> list[str]:
-    """The version that waits for a person, and the ways to decide."""
-    if held is None:
-        return []
-    counts = f"{plural(held.documents, 'document')}, {plural(held.tokens, 'token')}"
-    return [f"  held       {held.version}, since {held.at:%Y-%m-%d %H:%M} UTC: {counts}", *why_held(held, output)]
+    lines = status_text(facts, found.latest, datetime.now(UTC))
+    if (held := found.held) is not None:
+        counts = f"{plural(held.documents, 'document')}, {plural(held.tokens, 'token')}"
+        since = f"  held       {held.version}, since {held.at:%Y-%m-%d %H:%M} UTC: {counts}"
+        lines += [since, *why_held(held, found.output)]
+    show(options, facts, lines)
 
 
 def status_text(facts: JsonObject, latest: Version | None, now: datetime) -> list[str]:
@@ -121,24 +118,18 @@ def status_text(facts: JsonObject, latest: Version | None, now: datetime) -> lis
     pinned = [f"{version} ({note})" if note else version for version, note in facts["pinned"].items()]
     made = [f"{plural(latest.documents, 'document')}, {latest.tokens:,} tokens of {latest.tokenizer}"] if latest else []
     sizes = f"{size(facts['versions_bytes'])} in {plural(facts['versions'], 'version')}, {size(facts['cache_bytes'])} in _cache"
+    unfinished = f"{size(facts['unfinished_bytes'])} of builds that have not published"
     rows = [
         ("latest", f"{latest.version}, made {_when(latest.at, now)}" if latest else "nothing is published yet"),
         *(("holds", one) for one in made),
         ("refreshed", _when(refreshed, now)),
         ("pinned", ", ".join(pinned) or "none"),
         ("size", sizes),
-        *([("unfinished", _unfinished(facts))] if facts["unfinished_bytes"] else []),
+        *([("unfinished", f"{unfinished}{'' if facts['in_use'] else GOES_ON}")] if facts["unfinished_bytes"] else []),
         *([("staging", f"{size(facts['staging_bytes'])} of {GONE}")] if facts["staging_bytes"] else []),
         ("now", facts["in_use"] or "no build is under way"),
     ]
     return [facts["output"], *table(rows, "<<")]
-
-
-def _unfinished(facts: JsonObject) -> str:
-    stored = f"{size(facts['unfinished_bytes'])} of builds that have not published"
-    if facts["in_use"]:
-        return stored
-    return f"{stored}: the same build goes on from there, and 'gc --days 0 --delete' removes it"
 
 
 def _when(at: datetime | None, now: datetime) -> str:
@@ -154,18 +145,13 @@ def run_versions(options: Namespace) -> None:
     from tasks.output.versions import list_versions
 
     versions = list_versions(root)
-    show(options, [version.model_dump(mode="json") for version in versions], versions_text(versions))
-
-
-def versions_text(versions: list[Version]) -> list[str]:
-    """A table for people."""
     rows = [("version", "made (UTC)", "documents", "tokens", "tokenizer", "layout", "size", "")]
     for version in versions:
         made = f"{version.at:%Y-%m-%d %H:%M}" if version.at else ""
         counts = f"{version.documents:,}", f"{version.tokens:,}"
         stored = version.tokenizer, version.layout, size(version.byte_count)
         rows.append((version.version, made, *counts, *stored, version.marks))
-    return table(rows, "<<>><<><", indent=0)
+    show(options, [version.model_dump(mode="json") for version in versions], table(rows, "<<>><<><", indent=0))
 
 
 def run_decide(options: Namespace) -> None:
@@ -202,15 +188,11 @@ def run_forget(options: Namespace) -> None:
     request = (
         None if options.resume else checked_request(ForgetRequest, {**given_fields(options, ForgetRequest), "output": root.url})
     )
-    from flows.pipelines.forget import forget, resume
+    from flows.pipelines.forget import ForgetResult, forget, resume
 
-    if request is None:
-        result = run_with_progress(
-            options, nullcontext(), lambda _: resume(root.url, options.scratch), "flows.forget:resume_forgetting", root.url
-        )
-    else:
-        flow = "flows.forget:forget_documents"
-        result = run_with_progress(options, nullcontext(), lambda _: forget(request), flow, request)
+    work: Callable[..., ForgetResult] = forget if request else resume
+    flow, arguments = ("forget_documents", (request,)) if request else ("resume_forgetting", (root.url, options.scratch))
+    result = run_with_progress(options, nullcontext(), lambda _: work(*arguments), f"flows.forget:{flow}", *arguments)
     where = [f"certificate: {result.certificate}"] if result.certificate else []
     show(options, result.model_dump(mode="json"), [result.headline, *map(run_text, result.runs.items()), *result.rest, *where])
 

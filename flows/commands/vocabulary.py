@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentTypeError, Namespace
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +94,11 @@ def run_train(options: Namespace) -> None:
     from flows.runners.chosen import runner_without_server
 
     to = TO if options.to is None else options.to
-    decoding = (options.tokenizer, options.trust_records, partial(warn, options.command))
+
+    def warn(message: str) -> None:
+        print(line(f"{options.command}: {message}"), file=sys.stderr)
+
+    decoding = (options.tokenizer, options.trust_records, warn)
     flow = "flows.train_tokenizer:train_tokenizer"
     if request is None:
         if given := [name for name in ("pattern", "special_tokens", "fraction", "seed") if name in settings]:
@@ -147,7 +150,3 @@ def settings_of(options: Namespace) -> dict[str, Any]:
     if options.special_tokens is not None:
         settings["special_tokens"] = tuple(filter(None, options.special_tokens))
     return settings
-
-
-def warn(command: str, message: str) -> None:
-    print(line(f"{command}: {message}"), file=sys.stderr)

@@ -14,7 +14,7 @@ from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import plural
 from flows.pipelines.publish import OpenOutput, PublishResult, opened, publication, timed
 from flows.pipelines.stages import FINALIZE, Runner, assembling, shard_parts
-from flows.pipelines.text import Made, look_up, read_whole
+from flows.pipelines.text import Made, Text, look_up
 from tasks.config import BuildConfig
 from tasks.finalize.card import card
 from tasks.finalize.provenance import is_published, note_files, without_forgotten
@@ -76,8 +76,11 @@ def result_if_up_to_date(config: BuildConfig, runner: Runner) -> BuildResult | N
 
 def build_version(made: Made, runner: Runner, output: OpenOutput, gates: tuple[Gate, ...] | None = None) -> BuildResult:
     """The other stages: slices -> the version that they give, published. *gates*: those of the configuration without it."""
-    made = read_whole(made, runner, output)
     config, text, tokenizer, _, made_of, named = made
+    if len(text.cuts) < len(text.files) and not is_published(output.root, named.version, layout_of(config, output.root)):
+        with timed("download", output.seconds):  # all files are read, and cut
+            made = Text.read(config, text.pinned, runner, output.root).makes(config, tokenizer, output)
+        config, text, tokenizer, _, made_of, named = made
     asked = output.request if isinstance(output.request, BuildConfig) else config  # with its sets as people named them
     made_of = without_forgotten(output.forgotten, made_of)
     remember = partial(remember_origin, output.root, config=asked, pinned=text.pinned, files=text.files)

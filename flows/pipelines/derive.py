@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
-from typing import NamedTuple
 
 import numpy as np
 
@@ -81,14 +80,17 @@ def derive(request: DeriveRequest, runner: Runner) -> DerivedResult:
             arrays, splits = token_arrays_in(inputs), splits_in(inputs)
             if target := version.target(splits=splits, token_arrays=arrays, columns=kept_columns(inputs)):
                 with timed("count", output.seconds):
-                    plan = plan_of(request, inputs, listed, forgotten_digest(output.forgotten), runner, target)
+                    counted = counted_parts(request, inputs, listed, forgotten_digest(output.forgotten), runner, target)
+                    chosen = {split: positioned(counted, split) for split in target.splits}
                     particular["not_found"] = None if listed is None else count_unfound(target.workspace)
-                with timed("shuffle", output.seconds) if isinstance(request.operation, Shuffle) else contextlib.nullcontext():
-                    parts = parts_of(request, plan, runner, target)
+                parts: dict[Split, list[Part]] = {split: [*of_split] for split, of_split in chosen.items()}
+                if isinstance(request.operation, Shuffle):
+                    with timed("shuffle", output.seconds):
+                        parts |= shuffled(request.operation, chosen, runner, target)
                 with timed("split", output.seconds):
-                    written = assembled(runner, target, parts)
+                    written = assembled(runner, target, [part for of_split in parts.values() for part in of_split])
                 with timed("finalize", output.seconds):
-                    documents = partial(derived_totals, made_of, request, inputs, plan)
+                    documents = partial(derived_totals, made_of, request, inputs, counted)
                     bytes_of = partial(token_bytes_of, made_of.tokenizer, inputs)
                     draft = VersionDraft(made_of, written, documents, card, token_bytes=bytes_of)
                     runner.start(target, FINALIZE.given(draft, request.verify_level)).result()
@@ -135,35 +137,21 @@ def done_before(root: Store, made_of: DerivedProvenance, first: Input, layout: L
     return latest if in_place and same and inputs[1:] == now["inputs"][1:] else None
 
 
-class DerivePlan(NamedTuple):
-    """The parts of the inputs that a version is made of, with the sequences and tokens that are taken of each and their
-    positions; and what was counted of each part.
-    """
-
-    parts: dict[Split, list[InputPart]]
-    counted: list[tuple[InputPart, PartCounts]]
-
-
-def plan_of(
+def counted_parts(
     request: DeriveRequest, inputs: Sequence[Input], listed: UInt64s | None, forgotten: str, runner: Runner, target: Target
-) -> DerivePlan:
-    """Cut the inputs, choose, count, and give each part its position. *forgotten*: the digest of the output's list."""
+) -> list[tuple[InputPart, PartCounts]]:
+    """Cut the inputs, choose, and count what is taken of each part. *forgotten*: the digest of the output's list."""
     if listed is not None:
         save_list(listed, target.workspace)
     subset = request.operation if isinstance(request.operation, Subset) else ALL
     selection, parts = Selection(subset, forgotten=forgotten), cut_inputs(inputs, subset.sources)
-    meter.begin("count", bytes_to_count(request, inputs, parts))
+    # A sample by count reads what is known of documents several times. Tokens are read if keys are made of them.
+    times = 1 if getattr(request.operation, "count", None) is None else HASH_DIGITS + 2
+    tokens = sum(sum(one.token_counts.values()) for one in inputs if not one.has_documents)
+    meter.begin("count", times * DOCUMENT_BYTES * sum(part.stop - part.start for part in parts) + TOKEN_BYTES * tokens)
     list(in_order(runner, [part for part in parts if part.made_keys is not None], MAKE_KEYS.given(target)))
     selection, parts = sampled(selection, parts, target, runner)
-    counted = list(zip(parts, in_order(runner, parts, COUNT.given(target, selection)), strict=True))
-    return DerivePlan({split: positioned(counted, split) for split in target.splits}, counted)
-
-
-def bytes_to_count(request: DeriveRequest, inputs: Sequence[Input], parts: Sequence[InputPart]) -> int:
-    """Bytes that are read to count documents, several times for a sample by count, and tokens if keys are made of them."""
-    tokens = sum(sum(one.token_counts.values()) for one in inputs if not one.has_documents)
-    times = 1 if getattr(request.operation, "count", None) is None else HASH_DIGITS + 2
-    return times * DOCUMENT_BYTES * sum(part.stop - part.start for part in parts) + TOKEN_BYTES * tokens
+    return list(zip(parts, in_order(runner, parts, COUNT.given(target, selection)), strict=True))
 
 
 def sampled(selection: Selection, parts: list[InputPart], target: Target, runner: Runner) -> tuple[Selection, list[InputPart]]:
@@ -196,20 +184,12 @@ def sampled(selection: Selection, parts: list[InputPart], target: Target, runner
     return selection._replace(below=prefix), tied
 
 
-def parts_of(request: DeriveRequest, plan: DerivePlan, runner: Runner, target: Target) -> list[Part]:
-    """The parts of the version: those of the inputs, or buckets of the splits that are shuffled."""
-    parts: dict[Split, list[Part]] = {split: [*of_split] for split, of_split in plan.parts.items()}
-    if isinstance(request.operation, Shuffle):
-        parts |= shuffled(request.operation, plan, runner, target)
-    return [part for of_split in parts.values() for part in of_split]
-
-
-def shuffled(request: Shuffle, plan: DerivePlan, runner: Runner, target: Target) -> dict[Split, list[Part]]:
-    """Buckets of the documents of the splits that are shuffled."""
+def shuffled(request: Shuffle, chosen: dict[Split, list[InputPart]], runner: Runner, target: Target) -> dict[Split, list[Part]]:
+    """Buckets of the documents of the splits that are shuffled. *chosen*: the parts that are taken of the inputs, by split."""
     buckets: dict[Split, list[Part]] = {}
-    chosen = [split for split in plan.parts if request.split in (None, split) and plan.parts[split]]
-    shufflings = {split: shuffling_of(split, request.seed, plan.parts[split], target.columns) for split in chosen}
-    parts = [part for split in shufflings for part in plan.parts[split]]
+    of_splits = {split: parts for split, parts in chosen.items() if request.split in (None, split) and parts}
+    shufflings = {split: shuffling_of(split, request.seed, parts, target.columns) for split, parts in of_splits.items()}
+    parts = [part for of_split in of_splits.values() for part in of_split]
     meter.begin("shuffle", TOKEN_BYTES * sum(part.token_count for part in parts))
     scattered = zip(parts, in_order(runner, parts, SHUFFLE.given(target, shufflings)), strict=True)
     for split, of_split in groupby(scattered, lambda pair: pair[0].split):
@@ -222,7 +202,7 @@ def shuffled(request: Shuffle, plan: DerivePlan, runner: Runner, target: Target)
         buckets[split] = [
             BucketPart(
                 shuffling=shuffling,
-                stored_parts=len(plan.parts[split]),
+                stored_parts=len(of_splits[split]),
                 number=b,
                 first_seq=int(bounds[b]),
                 seq_count=int(bounds[b + 1] - bounds[b]),
@@ -235,12 +215,16 @@ def shuffled(request: Shuffle, plan: DerivePlan, runner: Runner, target: Target)
 
 
 def derived_totals(
-    made_of: DerivedProvenance, request: DeriveRequest, inputs: Sequence[Input], plan: DerivePlan, repeated: int
+    made_of: DerivedProvenance,
+    request: DeriveRequest,
+    inputs: Sequence[Input],
+    counted: Sequence[tuple[InputPart, PartCounts]],
+    repeated: int,
 ) -> JsonObject:
     """Totals of the documents of a derived dataset."""
     skipped: Counter[str] = Counter()
     by_source = np.zeros((len(made_of.sources), 2), np.int64)
-    for part, count in plan.counted:
+    for part, count in counted:
         skipped.update(count.skipped)
         by_source[part.source : part.source + len(count.sources)] += np.array(count.sources)
     texts = [one.text_bytes for one in inputs]

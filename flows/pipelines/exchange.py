@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
 from flat_tokens.annotations import JsonObject
@@ -26,12 +25,12 @@ from flows.pipelines.stages import (
     shard_parts,
     started_in_order,
 )
-from tasks.derive.imports import ImportPart, open_import, parts_of, provenance, stamps, token_arrays_of
+from tasks.derive.imports import open_import, parts_of, provenance, stamps, token_arrays_of
 from tasks.derive.request import ImportRequest
 from tasks.finalize.card import card
 from tasks.finalize.provenance import Provenance, forgotten_digest, without_forgotten
 from tasks.finalize.seal import VersionDraft, built_totals
-from tasks.models import TokenShard, digest_of
+from tasks.models import digest_of
 from tasks.output.places import check_apart, layout_of
 from tasks.output.target import SplitRule
 from tasks.parts.part import ShardPart
@@ -100,8 +99,11 @@ def import_files(request: ImportRequest, runner: Runner) -> ImportResult:
                         reuse.update(parts=len(parts), parts_reused=len(parts) - len(missing))
                         meter.begin("import", TOKEN_BYTES * sum(split.token_count for split in found.splits.values()))
                         shards = started_in_order(runner, under_way, parts, IMPORT.given(target.workspace, versions))
-                        for part in place_parts(request, parts, shards):
-                            assembler.add(part)
+                        numbers = {split: i for i, split in enumerate(dict.fromkeys(part.split for part in parts))}
+                        for part, shard in zip(parts, shards, strict=True):
+                            all_in = part.split if request.validation_fraction is None else None
+                            place = {"file": numbers[part.split], "first_row": part.start}
+                            assembler.add(ShardPart(shard=shard, all_in=all_in, **place))
                         if stamps(files.store, files.keys) != before:
                             raise ValueError(
                                 f"{request.path}: was changed while it was read. Import it again when nobody writes to it."
@@ -128,14 +130,6 @@ def check_files_apart(request: ImportRequest, root: Store) -> None:
         message = f"the output {request.output} and {request.path} are within each other"
         check_apart(output, path, message)
         check_apart(path, output, message)
-
-
-def place_parts(request: ImportRequest, parts: list[ImportPart], shards: Iterator[TokenShard]) -> Iterator[ShardPart]:
-    """Each part's shard, in order, with the number of its split among those there are, and its first row of it."""
-    numbers = {split: i for i, split in enumerate(dict.fromkeys(part.split for part in parts))}
-    for part, shard in zip(parts, shards, strict=True):
-        all_in = part.split if request.validation_fraction is None else None
-        yield ShardPart(shard=shard, file=numbers[part.split], first_row=part.start, all_in=all_in)
 
 
 def check_vocabulary(request: ImportRequest, tokenizer: Tokenizer | None, parts: list[ShardPart]) -> None:

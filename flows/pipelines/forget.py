@@ -18,7 +18,7 @@ from flat_tokens.keys import concatenated
 from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import plural
-from flows.pipelines.forgetting import finish_forgetting, go_on_forgetting, nobody_builds
+from flows.pipelines.forgetting import finish_forgetting, go_on_forgetting
 from tasks.derive.inputs import ids_with, listed_by
 from tasks.derive.request import ForgetRequest
 from tasks.derive.without import OfVersion
@@ -34,21 +34,12 @@ from tasks.forget.documents import (
 from tasks.forget.exports import certificate_key, check_none_under_way, notes_of, visits_of_forgotten
 from tasks.models import Model
 from tasks.output.forgotten import Holder, PendingForgetting, Request, change_record, new_record, read_record_of
+from tasks.output.leases import collection_lease
 from tasks.output.paths import check_places, version_store
 from tasks.output.places import scratch_of
 from tasks.output.pointer import current_user
 from tasks.output.versions import list_versions
 from tasks.progress import meter
-
-
-def named_by(request: ForgetRequest) -> NamedDocuments:
-    """The documents that a request names, its lists read. ValueError if a list is not understood."""
-    keys, listed = listed_by(request), None
-    if request.like is not None:
-        listed = read_forgotten(Store.at(request.like))
-        if not len(listed.digests):
-            raise ValueError(f"{request.like}: is not an output with forgotten documents")
-    return NamedDocuments(keys, listed, request.where, request.source)
 
 
 class ForgetResult(Model):
@@ -118,10 +109,17 @@ def forget(request: ForgetRequest) -> ForgetResult:
     check_places(root)
     if request.like is None and not versions_of(root) and not root.exists(LIST):
         raise ValueError(f"{root.url}: nothing was built here")
-    named, scratch = named_by(request), scratch_of(request, root)
+    keys, listed = listed_by(request), None
+    if request.like is not None:
+        listed = read_forgotten(Store.at(request.like))
+        if not len(listed.digests):
+            raise ValueError(f"{request.like}: is not an output with forgotten documents")
+    named, scratch = NamedDocuments(keys, listed, request.where, request.source), scratch_of(request, root)
     meter.reset()
     go_on_forgetting(root, scratch)
-    with nobody_builds(root):
+    with collection_lease(root) as busy:
+        if busy is not None:
+            raise ValueError(f"{root.url}: {busy}. Wait until it has ended, and run it again: nothing was forgotten yet.")
         meter.begin("examine")
         plan = plan_of(root, request, named)
         if plan is None:
@@ -138,7 +136,7 @@ def forget(request: ForgetRequest) -> ForgetResult:
     return _result(root, certificate)
 
 
-def resume(output: str, scratch: str | None = None) -> ForgetResult:
+def resume(output: str, scratch: str | None) -> ForgetResult:
     """Bring a forgetting that was begun to its end. ValueError if none was."""
     root = Store.at(output)
     request = ForgetRequest(output=output, reason="resume", source="resume", scratch=scratch)

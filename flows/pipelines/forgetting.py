@@ -4,11 +4,10 @@ remains are looked for, and a certificate is written. Each step looks at the sta
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -44,15 +43,6 @@ ROUNDS = 5
 """Versions that are pinned, or become the latest, while they are about to go are looked at again so often."""
 
 
-@contextlib.contextmanager
-def nobody_builds(root: Store) -> Iterator[None]:
-    """A block in which no build is running. ValueError if one is."""
-    with collection_lease(root) as busy:
-        if busy is not None:
-            raise ValueError(f"{root.url}: {busy}. Wait until it has ended, and run it again: nothing was forgotten yet.")
-        yield
-
-
 def go_on_forgetting(root: Store, scratch: Path) -> JsonObject | None:
     """Complete a forgetting that was begun. Return its certificate; None if none was begun."""
     while (record := read_record_of(root)) is not None and record.pending is not None:
@@ -76,14 +66,19 @@ def finish_forgetting(root: Store, scratch: Path) -> JsonObject:
         record = change_record(root, lambda now, mapping=mapping: now.renamed(mapping, versions_of(root)))  # type: ignore[misc]
         replaced |= mapping
         change_pointer(root, partial(renamed, root, mapping=record.successors))
-        record = skip_in_runs(root, record)
+        if record.pending is not None and record.pending.runs:  # ledgers of runs that are to go on without the documents
+            runs = {path: skip_forgotten(root, path, run, record.successors) for path, run in record.pending.runs.items()}
+            record = _change_pending(root, runs=runs)
         gone = [remove_version(root, version) for version in mapping]
         removed += [f"versions/{version}" for version, went in zip(mapping, gone, strict=True) if went]
         if all(gone):
             break
     else:
         raise ValueError(f"{root.url}: somebody pins or publishes versions that are being replaced. Run it again.")
-    remove_exports(root)
+    for note in _notes(root):
+        if note.format != FLAT_TOKENS and remove_export(root, note):  # the certificate lists it
+            _change_pending(root, exports=tuple(dict.fromkeys((*_pending(root).exports, note.path))))
+            root.remove(note.key)
     removed += sweep_unfinished(root) + sweep_examples(root)
     removed += sweep_files(root, os.fspath(scratch), frozenset(record.files))
     sweep_homes(root, scratch)
@@ -103,29 +98,12 @@ def _pending(root: Store) -> PendingForgetting:
     return pending
 
 
-def skip_in_runs(root: Store, record: ForgottenRecord) -> ForgottenRecord:
-    """Edit the ledgers of runs that are to go on without the documents."""
-    pending = record.pending
-    if pending is None or not pending.runs:
-        return record
-    runs = {path: skip_forgotten(root, path, run, record.successors) for path, run in pending.runs.items()}
-    return _change_pending(root, runs=runs)
-
-
 def _notes(root: Store) -> list[Note]:
     """Notes of other outputs, and of exports of versions that held the documents, or that were replaced by one that did."""
     record = _record(root)
     holders = {one.version for one in _pending(root).holders}
     now = {record.successors.get(version, version) for version in holders}
     return notes_of(root, holders | {former for former, successor in record.successors.items() if successor in now})
-
-
-def remove_exports(root: Store) -> None:
-    """Remove exports that can be reached. The certificate lists those that were removed, and those that were not."""
-    for note in _notes(root):
-        if note.format != FLAT_TOKENS and remove_export(root, note):
-            _change_pending(root, exports=tuple(dict.fromkeys((*_pending(root).exports, note.path))))
-            root.remove(note.key)
 
 
 def _change_pending(root: Store, **facts: Any) -> ForgottenRecord:
@@ -172,7 +150,14 @@ def _attest(root: Store, removed: Sequence[str], seconds: float) -> JsonObject:
     }
     certificate = certificate_of(pending, forgotten, facts)
     write_certificate(root, certificate)
-    record_run(root, certificate)
+    names = ("id", "by", "reason", "keys", "unknown", "same_text", "versions")
+    run: JsonObject = {
+        "version": certificate["latest"],
+        "latest": certificate["latest"],
+        "sequence": certificate["number"],
+        "forgotten": {name: certificate[name] for name in names},
+    }
+    put_run(root, datetime.now(UTC), certificate["latest"] or "none", run)
     change_record(root, partial(_done, windows=forgotten.described()["windows"]))
     return certificate
 
@@ -181,16 +166,3 @@ def _done(record: ForgottenRecord, windows: str) -> ForgottenRecord:
     assert record.pending is not None
     requests = (*record.requests, record.pending.request)[-1000:]
     return record.model_copy(update={"pending": None, "windows": windows, "requests": requests})
-
-
-def record_run(root: Store, certificate: JsonObject) -> None:
-    """Record a forgetting among the runs of the output."""
-    now = datetime.now(UTC)
-    names = ("id", "by", "reason", "keys", "unknown", "same_text", "versions")
-    facts: JsonObject = {
-        "version": certificate["latest"],
-        "latest": certificate["latest"],
-        "sequence": certificate["number"],
-        "forgotten": {name: certificate[name] for name in names},
-    }
-    put_run(root, now, certificate["latest"] or "none", facts)

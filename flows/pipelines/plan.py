@@ -123,9 +123,8 @@ def plan(config: BuildConfig) -> Plan:
         recipe = Recipe.of(config, tokenizer, chats, forgotten_digest(output.forgotten))
         recipe = with_tried_engine(recipe, config, workspace, tokenizer, slices)
         starting = clock() - begun - looked.seconds  # a build does all of this, too
-        forecast = forecast_of(config, pinned, looked, recipe, tokenizer, workspace)
+        whole, of_sources, slice_count = forecast_of(config, pinned, looked, recipe, tokenizer, workspace)
 
-    whole = forecast.whole
     complete = len(looked.files) == len(found)
     latest = output.pointer.version
     version = Text(pinned, looked.files).makes(config, tokenizer, output).named.version if complete else None
@@ -136,7 +135,7 @@ def plan(config: BuildConfig) -> Plan:
     dataset_bytes, disk_bytes = room_for(config, root, whole, recipe, slices)
     free = free_space(root)
     dataset_error = math.hypot(whole.dataset_error, NOT_RECKONED * dataset_bytes)
-    facts = {} if published and version == latest else forecast_facts(config, forecast)
+    facts = {} if published and version == latest else forecast_facts(config, whole, of_sources)
     findings, untold = gates_forecast(config, root, latest, facts) if facts else ((), ())
     return Plan(
         version=version,
@@ -151,7 +150,7 @@ def plan(config: BuildConfig) -> Plan:
         bytes_per_token=round(whole.text_bytes / max(whole.tokens, 1), 3),
         engine="the fast" if recipe.fast and not recipe.by_reference else "the reference",
         text_bytes=round(whole.text_bytes),
-        slices=forecast.slices,
+        slices=slice_count,
         slices_stored=whole.slices_stored,
         layout=layout,
         dataset_bytes=round(dataset_bytes),
@@ -202,14 +201,6 @@ def look_into(config: BuildConfig, pinned: Sequence[PinnedSource], workspace: Wo
     return LookedInto(chosen, files, slices, seconds)
 
 
-class Forecast(NamedTuple):
-    """The sums of a sample, of all sources and of each by its name; and how many slices there will be."""
-
-    whole: Sums
-    of_sources: dict[str, Sums]
-    slices: int
-
-
 def forecast_of(
     config: BuildConfig,
     pinned: Sequence[PinnedSource],
@@ -217,8 +208,10 @@ def forecast_of(
     recipe: Recipe,
     tokenizer: Tokenizer,
     workspace: Workspace,
-) -> Forecast:
-    """Read and tokenize a sample of each source, and reckon what all of it makes."""
+) -> tuple[Sums, dict[str, Sums], int]:
+    """Read and tokenize a sample of each source, and reckon what all of it makes: the sums of all sources, and of each by its
+    name, and the number of slices.
+    """
     root = workspace.root
     indexed, whole, slice_count, of_sources = indexed_versions(root), Sums(), 0, dict[str, Sums]()
     for index, (source, parts) in enumerate(zip(pinned, looked.slices, strict=True)):
@@ -241,26 +234,23 @@ def forecast_of(
         names = {found.name for found, _ in mine}
         others = [sample.total / looked_into * (file.size or 0) for file in source.files if file.name not in names]
         slice_count += len(parts) + slices_forecast(others, config.slice_bytes)
-    return Forecast(whole, of_sources, slice_count)
+    return whole, of_sources, slice_count
 
 
-def forecast_facts(config: BuildConfig, forecast: Forecast) -> Facts:
-    """Facts of the version by a sample, at all places that gates may name."""
-    whole, facts = forecast.whole, FactValues()
-    for source, sums in {"": whole, **forecast.of_sources}.items():
-        place = Subject(source=source)
+def forecast_facts(config: BuildConfig, whole: Sums, of_sources: dict[str, Sums]) -> Facts:
+    """Facts of the version by the sums of a sample, at all places that gates may name."""
+    facts = FactValues()
+    places = {Subject(source=source): (sums, 1.0) for source, sums in {"": whole, **of_sources}.items()}
+    if not any(source.validation_split or source.split for source in config.sources):
+        places |= {Subject(split=split): (whole, share) for split, share in config.shares.items()}
+    for place, (sums, share) in places.items():
         estimates = {"documents": sums.documents, "tokens": sums.tokens, "text_bytes": sums.text_bytes}
-        facts |= {(fact, place): round(value) for fact, value in estimates.items()}
+        facts |= {(fact, place): round(value * share) for fact, value in estimates.items()}
         facts["bytes_per_token", place] = sums.text_bytes / sums.tokens if sums.tokens else 0.0
         for gate in config.publish.gates:
-            if gate.of == "skipped_share":
+            if gate.of == "skipped_share" and not place.split:
                 here = place._replace(step=gate.step or "", reason=gate.reason or "")
                 facts[gate.of, here] = share_skipped(sums.counts.skipped, sums.counts.read, here)
-    if not any(source.validation_split or source.split for source in config.sources):
-        for split, share in config.shares.items():
-            estimates = {"documents": whole.documents, "tokens": whole.tokens, "text_bytes": whole.text_bytes}
-            facts |= {(fact, Subject(split=split)): round(value * share) for fact, value in estimates.items()}
-            facts["bytes_per_token", Subject(split=split)] = facts["bytes_per_token", Subject()]
     return facts
 
 

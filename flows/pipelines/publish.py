@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from flat_tokens.annotations import JsonObject
 from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.checker import verify
-from flat_tokens.manifest import counts_of, manifest_digest, read_manifest
+from flat_tokens.manifest import counts_of, manifest_digest, read_manifest, splits_of
 from flat_tokens.stores.store import Store
-from flat_tokens.tools.terminal import short
+from flat_tokens.tools.terminal import plural, short
 from tasks.finalize.facts import Comparison, Difference
 from tasks.finalize.lineage import Lineage, lineage_events
 from tasks.finalize.provenance import Provenance, VersionName, is_published, name_of, note_name
@@ -82,6 +82,16 @@ class PublishResult(Model):
         none.
         """
         return self.latest_before if self.was_published and self.is_new else None
+
+    @property
+    def split_counts(self) -> dict[str, str]:
+        """The counts of each split, for people."""
+        return {
+            split: f"{plural(of['token_count'], 'token')} in {plural(of['seq_count'], 'sequence')}, "
+            f"largest id {of['max_token_id']:,}"
+            for split in splits_of(self.totals)
+            for of in (self.totals[split],)
+        }
 
     @property
     def headline(self) -> str:
@@ -176,7 +186,7 @@ class Publication:
         meter.begin("done")
         return result
 
-    def pass_gates(self, gates: Sequence[Gate], *, keeps_waiting: bool = False) -> None:
+    def pass_gates(self, gates: Sequence[Gate], *, keeps_waiting: bool) -> None:
         """Let gates look at the version next to the one that ``latest`` names. Then it may be published, unless it is held.
         *keeps_waiting*: a version that was held by other gates stays held. ValueError if a gate stops it, or a person rejected
         it.
@@ -281,22 +291,19 @@ def publication(
         yield here
         with timed("finalize", output.seconds):
             remember(version)
-            if is_there:
-                _check_published(root, version)
+            if is_there:  # another build has published it
+                url = version_store(root, version).url
+                try:
+                    verify(url)
+                except ValueError as error:
+                    raise ValueError(
+                        f"{error}. Restore the version from a copy, or move {url} elsewhere and build again."
+                    ) from error
             if gates is not None:
                 here.pass_gates(gates, keeps_waiting=keeps_waiting)
             note_name(root, output.forgotten, named)
             since = output.pointer.sequence
             here.sequence = since if here.held else publish(root, version, since, here.decided)
-
-
-def _check_published(root: Store, version: str) -> None:
-    """Check a version that another build has published. ValueError, with the next step, if it is damaged."""
-    url = version_store(root, version).url
-    try:
-        verify(url)
-    except ValueError as error:
-        raise ValueError(f"{error}. Restore the version from a copy, or move {url} elsewhere and build again.") from error
 
 
 @contextmanager

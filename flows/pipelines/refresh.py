@@ -9,7 +9,6 @@ from typing import Literal
 
 from flat_tokens.annotations import JsonObject
 from flat_tokens.manifest import counts_of, read_manifest
-from flat_tokens.stores.store import Store
 from flows.pipelines.build import BuildResult, build_version
 from flows.pipelines.publish import OpenOutput, opened
 from flows.pipelines.stages import Runner
@@ -88,7 +87,12 @@ def refresh(
             remember_origin(root, found.named.version, config, found.text.pinned, found.text.files)  # when they were looked up
         else:
             built = build_version(found, runner, output, config.publish.of_refresh())
-            outcome = outcome_of(built, root)
+            if built.held is None:
+                outcome = "published"
+            elif built.version in read_pointer(root).names("rejected"):  # just now
+                outcome = "rejected"
+            else:
+                outcome = "held" if built.comparison else "still held"
         now = read_pointer(root)
         changes = changes_of(found.named.version, old, built, outcome, now, output)
         if changes.documents and changes.documents.of_splits:
@@ -136,14 +140,6 @@ def confirm(asked: BuildConfig, found: Made, output: OpenOutput) -> None:
     change_pointer(root, lambda now: now.model_copy(update={"candidate": None}))
     if output.lineage is not None:
         output.lineage.made(version, read_manifest(version_store(root, version)), is_published=True)
-
-
-def outcome_of(built: BuildResult, root: Store) -> Outcome:
-    if built.held is None:
-        return "published"
-    if built.version in read_pointer(root).names("rejected"):  # just now
-        return "rejected"
-    return "held" if built.comparison else "still held"
 
 
 def changes_of(

@@ -32,6 +32,7 @@ from tasks.tokenize.tokenizers import load_tokenizer
 
 BESIDE = "{output}-{tokenizer}"
 """Where a rerun for another tokenizer is published."""
+REFRESH_FIRST = "Refresh the dataset first (python -m flows refresh), so that both tokenizers get the same text."
 
 
 class Base(NamedTuple):
@@ -147,34 +148,19 @@ def read_text(base: Base, config: BuildConfig, runner: Runner) -> Text:
     build, which has the place for fetched files. ValueError if the sources have changed: a dataset of another tokenizer would
     not be of the same text.
     """
-    revisions = (
-        {source["name"]: source.get("revision") for source in sources_of(base.manifest["provenance"])} if base.manifest else {}
-    )
-    root = Store.at(config.output)
+    then = sources_of(base.manifest["provenance"]) if base.manifest else []
+    revisions, root = {source["name"]: source.get("revision") for source in then}, Store.at(config.output)
     here, pinned = pin_sources(at_revisions(config, [revisions.get(source.name) for source in config.sources]), root)
     text = Text.read(here, pinned, runner, root, Store.at(base.config.output))
     if base.manifest:
-        _check_same_text(base, text)
-        _check_same_sets(base, pin_sets(config, root))
+        _check_same_text(base, then, text, pin_sets(config, root))
     return text
 
 
-def _check_same_sets(base: Base, config: BuildConfig) -> None:
-    """ValueError if an evaluation set is not what it was for the version: other documents would be left out."""
-    assert base.manifest is not None
-    then = [step for source in sources_of(base.manifest["provenance"])[:1] for step in source.get("steps") or ()]
-    for was, now in zip(then, config.documents.opened().described, strict=False):
-        if was["use"] == now["use"] == "decontaminate" and was["options"]["against"] != now["options"]["against"]:
-            raise ValueError(
-                f"the evaluation sets of the step {now['name']!r} are no longer those of version {base.version}. Refresh the "
-                "dataset first (python -m flows refresh), so that both tokenizers get the same text."
-            )
-
-
-def _check_same_text(base: Base, text: Text) -> None:
-    """ValueError if the sources no longer give the text of the base's version."""
-    assert base.manifest is not None
-    then = sources_of(base.manifest["provenance"])
+def _check_same_text(base: Base, then: list[dict[str, Any]], text: Text, config: BuildConfig) -> None:
+    """ValueError if the sources no longer give the text of the base's version, which was made of those of *then*; or if an
+    evaluation set is not what it was: other documents would be left out.
+    """
     names = [source.name for source in base.config.sources]
     if [source["name"] for source in then] != names:
         raise ValueError(
@@ -189,6 +175,11 @@ def _check_same_text(base: Base, text: Text) -> None:
         if changes := list(file_changes(source["name"], digests_of(source), now)):
             listed = ", ".join(f"{change.name} {change.kind}" for change in changes[:5]) + (" ..." if len(changes) > 5 else "")
             raise ValueError(
-                f"source {source['name']!r} no longer gives the text of version {base.version}: {listed}. Refresh the dataset "
-                "first (python -m flows refresh), so that both tokenizers get the same text."
+                f"source {source['name']!r} no longer gives the text of version {base.version}: {listed}. {REFRESH_FIRST}"
+            )
+    steps = [step for source in then[:1] for step in source.get("steps") or ()]
+    for was, step in zip(steps, config.documents.opened().described, strict=False):
+        if was["use"] == step["use"] == "decontaminate" and was["options"]["against"] != step["options"]["against"]:
+            raise ValueError(
+                f"the evaluation sets of the step {step['name']!r} are no longer those of version {base.version}. {REFRESH_FIRST}"
             )

@@ -48,7 +48,12 @@ def tokenize(
         if stored.unread:
             warn_of_room(config, workspace, text.slices, recipe, tokenizer)
         duplicates = DuplicateFilter(target) if config.documents.duplicates == "drop" else None
-        sink = open_sink(assembler, target, text, stored.keys, config, runner, duplicates)
+        sink: Sink | None = None
+        if runner.workers != "machines":
+            numbered = reversed([*enumerate(zip(stored.keys, text.slices, strict=True))])  # the first of equal slices counts
+            order = {key: (number, slice_.split) for number, (key, slice_) in numbered}
+            streams, copies = may_stream(target.root, config, here=True), runner.workers == "threads"
+            sink = assembler.open_sink(order, streams=streams, copies=copies, duplicates=duplicates)
         with fetched_ahead(stored.unread if runner.workers != "machines" else [], config.sources, workspace):
             shards = started_in_order(
                 runner,
@@ -61,25 +66,6 @@ def tokenize(
             for part in with_near_duplicates(config, target, runner, parts, output, assembler):
                 assembler.add(part)
     return stored
-
-
-def open_sink(
-    assembler: Assembler,
-    target: Target,
-    text: Text,
-    keys: Sequence[str],
-    config: BuildConfig,
-    runner: Runner,
-    duplicates: DuplicateFilter | None,
-) -> Sink | None:
-    """The sink of a build whose slices, of these *keys*, are tokenized on this machine."""
-    here = runner.workers != "machines"
-    if not here:
-        return None
-    numbered = reversed([*enumerate(zip(keys, text.slices, strict=True))])  # the first of equal slices counts
-    order = {key: (number, slice_.split) for number, (key, slice_) in numbered}
-    streams = may_stream(target.root, config, here=here)
-    return assembler.open_sink(order, streams=streams, copies=runner.workers == "threads", duplicates=duplicates)
 
 
 def without_duplicates(

@@ -170,7 +170,6 @@ SHARD_WRITE = Stage("shard-write", lazy("tasks.shards.write:store_shard"))
 DUPLICATES = Stage(
     "duplicates",
     lazy("tasks.assemble.duplicates:drop_duplicates"),
-    lambda part: f"of file {part.file + 1} from row {part.first_row:,}",
     retries=False,  # a text that was met would be taken for its own copy
     size=attrgetter("shard.text_bytes"),
 )
@@ -182,7 +181,6 @@ may wait for it.
 SIGNATURES = Stage(
     "signatures",
     lazy("tasks.assemble.duplicates:gather_signatures"),
-    lambda part: f"of file {part.file + 1} from row {part.first_row:,}",
     retries=False,  # they would be there twice
     size=attrgetter("shard.text_bytes"),
     pack_bytes=256_000_000,
@@ -192,7 +190,6 @@ SIGNATURES = Stage(
 NEAR_DUPLICATES = Stage(
     "near-duplicates",
     lazy("tasks.assemble.duplicates:mark_near_duplicates"),
-    lambda part: f"of file {part.file + 1} from row {part.first_row:,}",
     retries=False,  # the parts are counted
     size=attrgetter("shard.text_bytes"),
     pack_bytes=256_000_000,
@@ -200,15 +197,11 @@ NEAR_DUPLICATES = Stage(
 """Part -> the same, with its near-duplicates. Its items go one at a time, after those of all parts before."""
 
 
-def _is_begun(span: Span, _: Target, assembler: Assembler | None) -> bool:
-    return assembler is not None and assembler.has_begun(span)
-
-
 SPLIT = Stage(
     "split",
     lazy("tasks.assemble.write:write_span"),
     size=_token_bytes,
-    is_here=_is_begun,
+    is_here=lambda span, _, assembler: assembler is not None and assembler.has_begun(span),
     pool=Pool(
         "write-group",
         group=lambda _: SPANS_IN_A_GROUP,

@@ -23,7 +23,7 @@ from tasks.download.slices import slices_of
 from tasks.download.small import packs_of
 from tasks.download.sources import resolve_source
 from tasks.download.table import CutFile, known_files, remember_files
-from tasks.finalize.provenance import Provenance, VersionName, is_published, name_of, provenance, with_kept_version
+from tasks.finalize.provenance import Provenance, VersionName, name_of, provenance, with_kept_version
 from tasks.models import FoundFile, PinnedSource, Slice, SourceFile
 from tasks.output.paths import SETS
 from tasks.output.places import check_apart, layout_of, reading_at
@@ -119,7 +119,10 @@ def look_up(config: BuildConfig, runner: Runner, output: OpenOutput, *, reads_mu
         config, pinned = pin_sources(pin_sets(config, root), root)
         found = files_of(pinned)
         known = known_files(found, config.sources, config.slice_bytes, [root])
-        uncut = files_of_origin(root, latest) if any(file.immutable for file in unknown(found, known)) else {}
+        # Files whose content is known from the latest version's origin: their store names it as it did then.
+        origin = read_origin_files(root, latest) if latest and any(file.immutable for file in unknown(found, known)) else None
+        pairs = zip(origin.found, origin.files, strict=False) if origin else ()
+        uncut = {here: file for here, file in pairs if here.immutable}
         needed = [number for number, cut in enumerate(known) if cut or found[number] not in uncut]
         fresh, cuts = [found[number] for number in needed], [known[number] for number in needed]
         much = is_much(unknown(fresh, cuts))
@@ -135,23 +138,6 @@ def look_up(config: BuildConfig, runner: Runner, output: OpenOutput, *, reads_mu
         files = [cut[number].file if number in cut else uncut[file] for number, file in enumerate(found)]
         text = Text(pinned, files, [*cut.values()] if len(cut) == len(found) else (), config.slice_bytes)
         return text.makes(config, after_trial(loading, output.seconds), output)
-
-
-def read_whole(made: Made, runner: Runner, output: OpenOutput) -> Made:
-    """The text with all files read and cut, unless its version is published."""
-    config, text, tokenizer, *_ = made
-    if len(text.cuts) == len(text.files) or is_published(output.root, made.named.version, layout_of(config, output.root)):
-        return made
-    with timed("download", output.seconds):
-        return Text.read(config, text.pinned, runner, output.root).makes(config, tokenizer, output)
-
-
-def files_of_origin(root: Store, version: str | None) -> dict[FoundFile, SourceFile]:
-    """Files whose content is known from an origin: their store names it as it did for *version*."""
-    origin = read_origin_files(root, version) if version else None
-    if origin is None:
-        return {}
-    return {here: file for here, file in zip(origin.found, origin.files, strict=False) if here.immutable}
 
 
 def unknown(found: Sequence[FoundFile], known: Sequence[CutFile | None]) -> list[FoundFile]:

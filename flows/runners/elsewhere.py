@@ -31,6 +31,14 @@ def _types(function: Callable[..., Any]) -> tuple[TypeAdapter[Any], tuple[TypeAd
 def group_of(config: BuildConfig, items: Sequence[Any], steps: Sequence[Step]) -> Group:
     """Some items of a build and their steps, for another process, perhaps of another machine."""
     item_type, _, _ = _types(steps[0].stage.function)
+    described = []
+    for step in steps:
+        _, types, _ = _types(step.stage.function)
+        # Without settings that were not given: a source with prompts has no text column, not even the usual one.
+        values = (
+            kind.dump_python(value, mode="json", exclude_unset=True) for kind, value in zip(types, step.shared, strict=False)
+        )
+        described.append(GroupStep(stage=step.stage.name, shared=tuple(values)))
     places = ((value.keeps, value.room) for value in steps[0].shared if isinstance(value, Workspace))
     keeps, room = next(places, (True, None))
     return Group(
@@ -40,17 +48,9 @@ def group_of(config: BuildConfig, items: Sequence[Any], steps: Sequence[Step]) -
         room=room,
         workers=config.workers,
         report_seconds=min(10.0, config.groups.lost_after / 4),
-        steps=tuple(GroupStep(stage=step.stage.name, shared=_shared_as_json(step)) for step in steps),
+        steps=tuple(described),
         items=tuple(item_type.dump_python(item, mode="json") for item in items),
         labels=tuple(steps[0].stage.label(item) for item in items),
-    )
-
-
-def _shared_as_json(step: Step) -> tuple[JsonValue, ...]:
-    """Without settings that were not given: a source with prompts has no text column, not even the usual one."""
-    _, types, _ = _types(step.stage.function)
-    return tuple(
-        kind.dump_python(value, mode="json", exclude_unset=True) for kind, value in zip(types, step.shared, strict=False)
     )
 
 
@@ -58,16 +58,14 @@ def work_of(group: Group, workspace: Workspace) -> tuple[list[Any], list[Step]]:
     """The items of a group and their steps, writing to *workspace*. ValueError for a stage that is not for other processes."""
     if group.stage not in OF_A_BUILD or OF_A_BUILD[group.stage].pool is None:
         raise ValueError(f"stage {group.stage!r} is not one that other processes work on")
-    steps = [_step(step, workspace) for step in group.steps]
+    steps, context = list[Step](), {"workspace": workspace}
+    for step in group.steps:
+        stage = OF_A_BUILD[step.stage]
+        _, types, _ = _types(stage.function)
+        shared = (kind.validate_python(value, context=context) for kind, value in zip(types, step.shared, strict=False))
+        steps.append(stage.given(*shared))
     item_type, _, _ = _types(steps[0].stage.function)
     return [item_type.validate_python(item) for item in group.items], steps
-
-
-def _step(record: GroupStep, workspace: Workspace) -> Step:
-    stage = OF_A_BUILD[record.stage]
-    _, types, _ = _types(stage.function)
-    context = {"workspace": workspace}
-    return stage.given(*(kind.validate_python(value, context=context) for kind, value in zip(types, record.shared, strict=False)))
 
 
 def result_as_json(steps: Sequence[Step], result: Any) -> JsonValue:

@@ -22,6 +22,7 @@ from typing import Any, Self
 
 import fsspec
 
+import flows.watch  # noqa: F401  its records of logs are printable, in the processes, too
 from flat_tokens.stores import signing
 from flows.pipelines.stages import OF_A_BUILD, Step, ThreadRunner, Work, run_step
 from tasks.config import available_cores

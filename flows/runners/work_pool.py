@@ -291,7 +291,8 @@ class Groups(PrefectTasks):
         patience = self._policy.lost_after * (STARTING if run.state is StateType.PENDING else 1)
         if now > run.heard + patience:
             why = f"nothing was heard of it for {patience} s"
-            self._ask(lambda: _set_state(run, Crashed(message=f"The build: {why}.")))
+            state = Crashed(message=f"The build: {why}.")
+            self._ask(lambda client: client.set_flow_run_state(run.id, state, force=True))
             self._lose(run, why)
 
     def _take(self, run: _GroupRun, report: Report) -> bool:
@@ -334,7 +335,7 @@ class Groups(PrefectTasks):
         run.report, run.state = None, StateType.SCHEDULED
         while True:
             put_group(self._root, run.group)
-            created = self._ask(lambda: self._create(run, mine))
+            created = self._ask(lambda _: self._create(run, mine))
             state = created.state
             if state is None or state.type not in ENDED | {StateType.CANCELLING}:
                 break
@@ -346,7 +347,7 @@ class Groups(PrefectTasks):
         run.id, run.heard = created.id, time.monotonic()
         if mine not in created.tags:
             logger.info("%s is under way already: adopted", run.group.label)
-            self._ask(lambda: _add_tag(created, mine))
+            self._ask(lambda client: client.update_flow_run(created.id, tags=[*created.tags, mine]))
 
     def _is_stored(self, run: _GroupRun, report: Report) -> bool:
         """Whether the store has the objects that a report reports."""
@@ -384,12 +385,13 @@ class Groups(PrefectTasks):
                 self._warn("away", "The Prefect API does not answer (%s); the groups go on without it", error)
         return found
 
-    def _ask(self, question: Callable[[], T]) -> T:
+    def _ask(self, question: Callable[[SyncPrefectClient], T]) -> T:
         """The API's answer. While it is away it is waited for: nothing that asks it twice does harm."""
 
         def ask() -> T:
             try:
-                return question()
+                with get_client(sync_client=True) as client:
+                    return question(client)
             except ObjectNotFound as error:
                 names = " and ".join(queue.pool.path for queue in self._queues.values())
                 raise ValueError(
@@ -430,16 +432,6 @@ def _may_pass(error: Exception) -> bool:
     """Whether asking the API later may repair it."""
     status = error.response.status_code if isinstance(error, PrefectHTTPStatusError) else None
     return isinstance(error, _AWAY) and (status is None or status >= 500 or status == 429)
-
-
-def _set_state(run: _GroupRun, state: State[Any]) -> None:
-    with get_client(sync_client=True) as client:
-        client.set_flow_run_state(run.id, state, force=True)
-
-
-def _add_tag(run: FlowRun, tag: str) -> None:
-    with get_client(sync_client=True) as client:
-        client.update_flow_run(run.id, tags=[*run.tags, tag])
 
 
 def _own_tag() -> str:

@@ -60,7 +60,8 @@ class Outages(logging.Filter):
         super().__init__()
         self._url = url
         self._lock = threading.Lock()
-        self._is_gone = self._was_gone = False
+        self.is_gone = self._was_gone = False
+        """Whether the server is known to be away, without a request."""
         self._back = -LATE_SECONDS
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -75,25 +76,20 @@ class Outages(logging.Filter):
         of its end.
         """
         with self._lock:
-            if self._is_gone or time.monotonic() < self._back + LATE_SECONDS:
+            if self.is_gone or time.monotonic() < self._back + LATE_SECONDS:
                 return True
             why = why_unreachable(self._url)
             if why is not None:
-                self._is_gone = self._was_gone = True
+                self.is_gone = self._was_gone = True
                 _tell("The Prefect server at %s does not answer (%s). What can, goes on without it", self._url, why)
                 threading.Thread(target=self._wait, name="outage", daemon=True).start()
-            return self._is_gone
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether the server is known to be away. It makes no request."""
-        return self._is_gone
+            return self.is_gone
 
     def _wait(self) -> None:
         since = time.monotonic()
         while why_unreachable(self._url) is not None:
             time.sleep(ASK_SECONDS)
-        self._is_gone, self._back = False, time.monotonic()
+        self.is_gone, self._back = False, time.monotonic()
         _tell("The Prefect server at %s answers again, after %s", self._url, duration(self._back - since))
 
 

@@ -11,7 +11,7 @@ import json
 import logging
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -63,15 +63,6 @@ class ListedRun(NamedTuple):
     seconds: float
     state: str
     says: str
-
-
-class RefreshSchedule(NamedTuple):
-    """The deployment that refreshes a dataset. ``at``: when it runs next; None if no run is planned. ``when``: how often."""
-
-    path: str
-    at: datetime | None
-    is_paused: bool
-    when: str = ""
 
 
 @contextmanager
@@ -139,9 +130,8 @@ def bring_up_to_date(
     with logging_errors("history of refreshes"):
         history = read_history(Store.at(output))
     deployment, headline = _deployment(client, f"refresh-dataset/{quote(name, safe='')}"), _headline(found, run)
-    schedule = _schedule(client, deployment) if deployment and deployment["schedules"] else None
-    text = dataset_page(name, found, runs, schedule, idle, history, has_report=_has_report(found))
-    made = api.put_artifact(client, this, page_key(name), "markdown", text, headline)
+    text = dataset_page(name, found, runs, _schedule(client, deployment), idle, history, has_report=_has_report(found))
+    made = api.put_artifact(client, this.id, page_key(name), "markdown", text, headline)
     if deployment:
         about, _, _ = (deployment["description"] or "").partition("\n\n")
         link = f"[Page of the dataset]({UI}/artifacts/artifact/{made})"  # below its key, its editions are listed by their ids
@@ -186,18 +176,19 @@ def dataset_page(
     name: str,
     found: Status,
     runs: Sequence[ListedRun],
-    schedule: RefreshSchedule | None,
+    schedule: str,
     idle: Sequence[ListedRun] = (),
     history: Sequence[RefreshRecord] = (),
     *,
     has_report: bool = False,
 ) -> str:
-    """The page in Markdown. *runs*: the newest first. *idle*: those that published nothing. *has_report*: a report with plots is
-    there. It has lists, not tables: the UI cuts
-    off the right of a table on narrow screens.
+    """The page in Markdown. *runs*: the newest first. *schedule*: when it is refreshed. *idle*: runs that published nothing.
+    *has_report*: a report with plots is there. It has lists, not tables: the UI cuts off the right of a table on narrow screens.
     """
     failed = next((run for run in runs if run.state.upper() in FAILED), None)
     newest, in_versions = runs[0] if runs else None, sum(one.byte_count for one in found.versions)
+    failure = f"{_link_to(failed)}, {_time(failed.at)}" if failed else "none is known"
+    failure += f": {as_markdown(failed.says)}" if failed and newest is not failed else ""
     return page(
         f"# {as_markdown(name)}",
         f"**The last run failed**: {as_markdown(newest.says)}" if newest and newest is failed else "",
@@ -205,9 +196,9 @@ def dataset_page(
         _latest(found),
         [
             f"- Output: {link(found.output)}",
-            f"- Schedule: {_told(schedule)}",
+            f"- Schedule: {schedule}",
             f"- Sources last looked up: {_time(found.last_refresh)}",
-            f"- Last failure: {_failure(failed, is_told=newest is failed)}",
+            f"- Last failure: {failure}",
             f"- Stored: {size(in_versions)} in versions, {size(found.cache_bytes)} in `_cache`",
         ],
         ["```python", f"dataset = flat_tokens.open({found.output!r})", "```"] if found.latest else "",
@@ -225,7 +216,7 @@ def dataset_page(
 
 def _waiting(name: str, held: Candidate) -> str:
     """A version that waits for a person, and the page that says why."""
-    see = f"See [what it is like, and how to decide]({UI}/artifacts/key/{slug(name)}-held)"
+    see = f"See [what it is like, and how to decide]({UI}/artifacts/key/{held_key(name)})"
     findings = as_markdown(summary_of(held.findings))
     return f"**Version {code(held.version)} waits for a person**, since {_time(held.at)}: {findings}. {see}."
 
@@ -273,12 +264,6 @@ def _by_time(found: Status) -> list[Version]:
     return sorted(found.versions, key=lambda one: one.at or datetime.min.replace(tzinfo=UTC))
 
 
-def _failure(run: ListedRun | None, is_told: bool) -> str:
-    if run is None:
-        return "none is known"
-    return f"{_link_to(run)}, {_time(run.at)}{'' if is_told else f': {as_markdown(run.says)}'}"
-
-
 def _latest(found: Status) -> str:
     if (latest := found.latest) is None:
         return "Nothing is published yet."
@@ -302,15 +287,6 @@ def _run(run: ListedRun) -> str:
 
 def _link_to(run: ListedRun) -> str:
     return f"[{as_markdown(run.name)}]({run.path})"
-
-
-def _told(schedule: RefreshSchedule | None) -> str:
-    if schedule is None:
-        return "none. `make serve` with a configuration file makes one."
-    when = f"{code(schedule.when)}, " if schedule.when else ""
-    if schedule.is_paused:
-        return f"{when}[paused]({schedule.path})"
-    return f"{when}[{f'next run {_time(schedule.at)}' if schedule.at else 'no run is planned'}]({schedule.path})"
 
 
 def _time(at: datetime | None) -> str:
@@ -358,14 +334,18 @@ def _deployment(client: Api, path: str) -> JsonObject | None:
         return None
 
 
-def _schedule(client: Api, deployment: JsonObject) -> RefreshSchedule:
+def _schedule(client: Api, deployment: JsonObject | None) -> str:
+    """How often and when next a dataset is refreshed, by its deployment."""
+    if deployment is None or not (schedules := deployment["schedules"]):
+        return "none. `make serve` with a configuration file makes one."
+    often = " and ".join(_when(one["schedule"]) for one in schedules)
+    when, path = f"{code(often)}, " if often else "", f"{UI}/deployments/deployment/{deployment['id']}"
+    if deployment["paused"] or not any(one["active"] for one in schedules):
+        return f"{when}[paused]({path})"
     planned = {"deployment_id": {"any_": [deployment["id"]]}, "state": {"type": {"any_": ["SCHEDULED"]}}}
     runs = ask(client, "POST", "/flow_runs/filter", {"flow_runs": planned, "sort": "EXPECTED_START_TIME_ASC", "limit": 1})
-    schedules = deployment["schedules"]
-    is_paused = deployment["paused"] or not any(one["active"] for one in schedules)
-    when = " and ".join(_when(one["schedule"]) for one in schedules)
     at = parse_time(runs[0]["expected_start_time"]) if runs else None
-    return RefreshSchedule(f"{UI}/deployments/deployment/{deployment['id']}", at, is_paused, when)
+    return f"{when}[{f'next run {_time(at)}' if at else 'no run is planned'}]({path})"
 
 
 def _when(schedule: JsonObject) -> str:
@@ -399,7 +379,12 @@ def show_held(name: str, output: str, result: PublishResult) -> None:
         return
     with logging_errors("page of the version that is held"):
         with get_client(sync_client=True) as client:
-            forms = forms_of(client, output, result.held)
+            parameters = quote(json.dumps({"output": output, "version": result.held.version}))
+            forms = [
+                f"[{what.capitalize()} it]({UI}/deployments/deployment/{deployment['id']}/run?parameters={parameters})"
+                for what in ("approve", "reject")
+                if (deployment := _deployment(client, f"{what}-version/{what}"))
+            ]
         text = held_page(name, output, result.held, result.comparison, forms)
         create_markdown_artifact(key=held_key(name), markdown=text, description=as_markdown(result.headline))
     with logging_errors("notification"):
@@ -412,17 +397,7 @@ def held_key(name: str) -> str:
     return f"{slug(name)}-held"
 
 
-def forms_of(client: Api, output: str, held: Candidate) -> list[str]:
-    """Links to the forms that approve and reject a version, as far as the server has such deployments."""
-    found = []
-    for what in ("approve", "reject"):
-        if deployment := _deployment(client, f"{what}-version/{what}"):
-            parameters = quote(json.dumps({"output": output, "version": held.version}))
-            found.append(f"[{what.capitalize()} it]({UI}/deployments/deployment/{deployment['id']}/run?parameters={parameters})")
-    return found
-
-
-def held_page(name: str, output: str, held: Candidate, compared: Comparison, forms: Sequence[str] = ()) -> str:
+def held_page(name: str, output: str, held: Candidate, compared: Comparison, forms: Sequence[str]) -> str:
     """The page in Markdown. *forms*: links that decide. Tables have few columns: the UI cuts off the right of wide ones."""
     where = link(f"{output.rstrip('/')}/{VERSIONS}/{held.version}")
     beside = f"Latest is {code(held.before)}" if held.before else "Nothing is published yet"
@@ -437,10 +412,16 @@ def held_page(name: str, output: str, held: Candidate, compared: Comparison, for
         "## Next to the latest version",
         *(_sources(compared, what) for what in ("documents", "tokens", "text_bytes")),
         "Grey is the latest version, blue the one that waits." if compared.before else "",
-        _in_pairs("Documents by source", _of_sources(compared, "documents")),
-        _in_pairs("Tokens by source", _of_sources(compared, "tokens")),
-        _in_pairs("Documents left out, by reason", list(_of_reasons(compared))),
-        _in_pairs("Documents by length in tokens", list(_of_lengths(compared))),
+        _in_pairs("Documents by source", _largest((one.name, one.documents) for one in compared.sources)),
+        _in_pairs("Tokens by source", _largest((one.name, one.tokens) for one in compared.sources)),
+        _in_pairs("Documents left out, by reason", _largest(compared.skipped.items())),
+        _in_pairs(
+            "Documents by length in tokens",
+            [
+                (f"{one.first:,} to {one.last:,}" if one.last > one.first else f"{one.first:,}", *one.documents)
+                for one in compared.lengths
+            ],
+        ),
         _changes(compared),
     )
 
@@ -450,12 +431,9 @@ def _sources(compared: Comparison, what: str) -> list[str]:
     rows: list[Sequence[str | int]] = []
     for one in compared.sources:
         before, now = getattr(one, what)
-        rows.append((as_markdown(one.name), *(_amount(what, value) for value in (before, now)), _change(before, now)))
+        amounts = ("–" if value is None else size(value) if what == "text_bytes" else f"{value:,}" for value in (before, now))
+        rows.append((as_markdown(one.name), *amounts, _change(before, now)))
     return table(f"{what.replace('text_bytes', 'text')} of | #latest | #waits | #change", rows)
-
-
-def _amount(what: str, value: int | None) -> str:
-    return "–" if value is None else size(value) if what == "text_bytes" else f"{value:,}"
 
 
 def _change(before: int | None, now: int | None) -> str:
@@ -464,20 +442,10 @@ def _change(before: int | None, now: int | None) -> str:
     return change_for_people(now, before) if now != before else "same"
 
 
-def _of_sources(compared: Comparison, what: str) -> list[tuple[str, int, int]]:
-    counts = ((one.name, getattr(one, what)) for one in compared.sources)
+def _largest(counts: Iterable[tuple[str, tuple[int | None, int | None]]]) -> list[tuple[str, int, int]]:
+    """The rows of a picture with the largest counts: names, each with its count before and now, 0 if there is none."""
     rows = [(name, before or 0, now or 0) for name, (before, now) in counts]
     return sorted(rows, key=lambda row: -max(row[1:]))[:ROWS_DRAWN]
-
-
-def _of_reasons(compared: Comparison) -> Iterator[tuple[str, int, int]]:
-    largest = sorted(compared.skipped.items(), key=lambda item: -max(item[1]))[:ROWS_DRAWN]
-    yield from ((reason, *counts) for reason, counts in largest)
-
-
-def _of_lengths(compared: Comparison) -> Iterator[tuple[str, int, int]]:
-    for one in compared.lengths:
-        yield f"{one.first:,} to {one.last:,}" if one.last > one.first else f"{one.first:,}", *one.documents
 
 
 def _in_pairs(title: str, rows: Sequence[tuple[str, int, int]]) -> str:

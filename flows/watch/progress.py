@@ -9,14 +9,12 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from functools import cached_property, partial
+from functools import cache, partial
 from pathlib import PurePath
-from typing import Any, Self, TypeVar, cast
-from uuid import UUID
+from typing import Any, TypeVar, cast
 
 from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext
 from prefect.events import emit_event
@@ -28,6 +26,7 @@ from flat_tokens.manifest import read_manifest
 from flat_tokens.reader import resolve
 from flat_tokens.stores.store import Store
 from flows.pipelines.publish import PublishResult
+from flows.watch.api import ask, put_artifact
 from flows.watch.failures import report_in_one_line
 from flows.watch.outages import outages
 from flows.watch.pictures import lines
@@ -63,7 +62,7 @@ def showing_progress(name: str, tags: Iterable[str]) -> Iterator[None]:
     run = flow_run()
     meter.reset()
     _add_tags(tags)
-    with logging_to_server(), run_heartbeats(), _progress(run.id, name):
+    with logging_to_server(), run_heartbeats(), _progress(str(run.id), name):
         yield
 
 
@@ -163,9 +162,9 @@ def run_heartbeats() -> Iterator[None]:
 
 
 @contextmanager
-def _progress(flow_run_id: UUID, name: str) -> Iterator[None]:
+def _progress(flow_run_id: str, name: str) -> Iterator[None]:
     """Show each stage as a progress artifact, brought up to date every few seconds from a thread of its own."""
-    shown, silent = _ProgressArtifacts(flow_run_id, name), False
+    silent = False
 
     def follow() -> None:
         nonlocal silent
@@ -179,7 +178,9 @@ def _progress(flow_run_id: UUID, name: str) -> Iterator[None]:
                 log_not_shown("progress", error)
             silent = True
 
-    with shown:
+    with ExitStack() as held:
+        # One client for all that is shown, once there is something: making one takes 20 ms of a processor.
+        shown = _ProgressArtifacts(cache(lambda: held.enter_context(get_client(sync_client=True))), flow_run_id, name)
         try:
             with repeating(UPDATE_SECONDS, follow, "progress", patience=10 * UPDATE_SECONDS):
                 yield
@@ -194,10 +195,9 @@ def _progress(flow_run_id: UUID, name: str) -> Iterator[None]:
 class _ProgressArtifacts:
     """The progress artifacts of a run: one for each stage of which something is known, however short it was."""
 
-    def __init__(self, flow_run_id: UUID, name: str) -> None:
-        self._flow_run_id, self._name = flow_run_id, name
-        self._open = ExitStack()
-        self._ids: dict[str, UUID] = {}
+    def __init__(self, client: Callable[[], SyncPrefectClient], flow_run_id: str, name: str) -> None:
+        self._client, self._flow_run_id, self._name = client, flow_run_id, name
+        self._ids: dict[str, str] = {}
         self._last: dict[str, Progress] = {}
         self._ended: set[tuple[str, int]] = set()
         self._begun = time.monotonic()
@@ -207,7 +207,8 @@ class _ProgressArtifacts:
         """*over*: how the run has ended, so that a stage of which nothing is known never will be."""
         *ended, now = self._stages()
         self._end(ended)
-        self._note_rate(now)
+        if now.work:  # bytes a second of the stage that is under way
+            self._rates.setdefault(now.stage, []).append((time.monotonic() - self._begun, now.rate if now.recent != 0 else 0.0))
         if self._is_known(now) if over else now.stage not in WITHOUT_PROGRESS:
             self._put(now, percent(now), describe(now, over))
             if over:
@@ -217,15 +218,8 @@ class _ProgressArtifacts:
         self._end(self._stages())
         series = [(stage, points[:: -(-len(points) // POINTS)]) for stage, points in self._rates.items()]
         if picture := lines(f"{self._name}: throughput", series):
-            key = slug(f"{self._name}-throughput")
             about = f"{self._name}: throughput of the run, by stage"
-            made = ArtifactCreate(type="markdown", key=key, description=about, data=picture, flow_run_id=self._flow_run_id)
-            self._client.create_artifact(made)
-
-    def _note_rate(self, now: Progress) -> None:
-        """Note the bytes a second of the stage that is under way."""
-        if now.work:
-            self._rates.setdefault(now.stage, []).append((time.monotonic() - self._begun, now.rate if now.recent != 0 else 0.0))
+            self._create("throughput", "markdown", picture, about)
 
     def _stages(self) -> list[Progress]:
         """The stages of the meter, after earlier ones that it no longer has: a run may do several things in order."""
@@ -246,20 +240,10 @@ class _ProgressArtifacts:
 
     def _put(self, one: Progress, share: float, description: str) -> None:
         if one.stage in self._ids:
-            self._client.update_artifact(self._ids[one.stage], ArtifactUpdate(data=share, description=description))
+            ask(self._client(), "PATCH", f"/artifacts/{self._ids[one.stage]}", {"data": share, "description": description})
         else:
-            key, run = slug(f"{self._name}-{one.stage}"), self._flow_run_id
-            made = ArtifactCreate(type="progress", key=key, description=description, data=share, flow_run_id=run)
-            self._ids[one.stage] = self._client.create_artifact(made).id
+            self._ids[one.stage] = self._create(one.stage, "progress", share, description)
         self._last[one.stage] = one
 
-    @cached_property
-    def _client(self) -> SyncPrefectClient:
-        """One for all that is shown: making one takes 20 ms of a processor."""
-        return self._open.enter_context(get_client(sync_client=True))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
+    def _create(self, of: str, kind: str, data: str | float, description: str) -> str:
+        return put_artifact(self._client(), self._flow_run_id, slug(f"{self._name}-{of}"), kind, data, description)

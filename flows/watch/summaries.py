@@ -29,8 +29,7 @@ from flows.pipelines.exchange import ImportResult
 from flows.pipelines.publish import PublishResult
 from flows.pipelines.to_hub import HubResult
 from flows.pipelines.train_tokenizer import VocabularyResult
-from flows.watch import api
-from flows.watch.api import Api
+from flows.watch.api import Api, Run, ask, complete, parse_time, put_artifact
 from flows.watch.page import DRAWN, bring_up_to_date, link_to_page, show_held
 from flows.watch.pictures import Bar, bars, code, link, page, table
 from flows.watch.words import TAG, UNCHANGED, WITHOUT_PROGRESS, all_done, logging_errors, short, slug, tags_of
@@ -65,27 +64,27 @@ def show(config: BuildConfig, result: BuildResult, name: str | None = None) -> N
         record_asset(Store.at(config.output).url, config.name, description, made_of, {**_facts(result), "tokenizer": tokenizer})
 
 
+@logging_errors("summary")
 def show_derived(request: DeriveRequest, result: DerivedResult) -> None:
     """Leave a summary of a derived dataset, and it as an asset that was made of its inputs."""
     from flows.watch.progress import dataset_name
 
-    with logging_errors("summary"):
-        made_of = read_manifest(Store.at(result.path))["provenance"]
-        name, inputs = made_of["name"], {path: dataset_name(path) for path in request.inputs}
-        leave(f"{name}-{result.operation}-summary", derived(made_of, result), counted(result))
-        outputs = {output_of(path): of for path, of in inputs.items()}
-        description = f"{result.operation.capitalize()} of {', '.join(inputs.values())}"
-        record_asset(Store.at(request.output).url, name, description, outputs, {**_facts(result), "operation": result.operation})
+    made_of = read_manifest(Store.at(result.path))["provenance"]
+    name, inputs = made_of["name"], {path: dataset_name(path) for path in request.inputs}
+    leave(f"{name}-{result.operation}-summary", derived(made_of, result), counted(result))
+    outputs = {output_of(path): of for path, of in inputs.items()}
+    description = f"{result.operation.capitalize()} of {', '.join(inputs.values())}"
+    record_asset(Store.at(request.output).url, name, description, outputs, {**_facts(result), "operation": result.operation})
 
 
+@logging_errors("summary")
 def show_import(request: ImportRequest, result: ImportResult) -> None:
     """Leave a summary of an import, and the dataset as an asset that was made of the files."""
-    with logging_errors("summary"):
-        made_of = read_manifest(Store.at(result.path))["provenance"]
-        name, files = made_of["name"], {Store.at(request.path).url: made_of["name"]}
-        leave(f"{name}-import-summary", imported(request, made_of, result), counted(result))
-        description = f"Tokens of {result.format} files"
-        record_asset(Store.at(request.output).url, name, description, files, {**_facts(result), "format": result.format})
+    made_of = read_manifest(Store.at(result.path))["provenance"]
+    name, files = made_of["name"], {Store.at(request.path).url: made_of["name"]}
+    leave(f"{name}-import-summary", imported(request, made_of, result), counted(result))
+    description = f"Tokens of {result.format} files"
+    record_asset(Store.at(request.output).url, name, description, files, {**_facts(result), "format": result.format})
 
 
 def show_export(name: str, request: ExportRequest, result: ExportResult) -> None:
@@ -98,6 +97,7 @@ def show_export(name: str, request: ExportRequest, result: ExportResult) -> None
         record_asset(result.path, f"{name} as {result.format}", f"{result.format} files of {name}", made_of, facts)
 
 
+@logging_errors("summary")
 def show_publication(name: str, result: HubResult) -> None:
     """Leave a summary of a publication on the hub of a dataset of that name."""
     text = page(
@@ -109,6 +109,7 @@ def show_publication(name: str, result: HubResult) -> None:
     leave(f"{name}-publish-summary", text, result.headline)
 
 
+@logging_errors("summary")
 def show_vocabularies(name: str, result: VocabularyResult) -> None:
     """Leave a summary of tokenizers that were trained on a dataset of that name."""
     rows = [(f"`{as_markdown(one.path)}`", one.vocab_size, one.merges) for one in result.vocabularies]
@@ -121,11 +122,11 @@ def show_vocabularies(name: str, result: VocabularyResult) -> None:
     leave(f"{name}-tokenizer-summary", text, result.headline)
 
 
+@logging_errors("summary")
 def show_check(name: str, level: str, found: Verification | DamagedError, how_far: Progress) -> None:
     """Leave a summary of a check of a dataset of that name."""
-    with logging_errors("summary"):
-        result = "right" if isinstance(found, Verification) else f"damaged, {faults_found(len(found.faults))}"
-        leave(f"{name}-verify-summary", checked(name, level, found, how_far), f"{result} ({level}): {found.path}")
+    result = "right" if isinstance(found, Verification) else f"damaged, {faults_found(len(found.faults))}"
+    leave(f"{name}-verify-summary", checked(name, level, found, how_far), f"{result} ({level}): {found.path}")
 
 
 def record_asset(location: str, name: str, description: str, made_of: Mapping[str, str], facts: JsonObject) -> None:
@@ -172,34 +173,35 @@ def asset_key(location: str) -> str:
 def summary(config: BuildConfig, result: BuildResult, name: str) -> str:
     """A build in Markdown: its version, sources and documents, and a link to the page of the dataset *name*."""
     documents = as_markdown(result.totals["documents"])
+    dropped = documents["skipped"].get("duplicate", 0)
     rows, links = [*documents.get("by_source", ())], {source.name: _link_to(source) for source in config.sources}
     if len(rows) > 1:
         whole = {name: sum(row[name] for row in rows) for name in ("read", "written", "text_bytes", "token_count")}
         rows.append({"name": "**all**", **whole, "skipped": documents["skipped"]})
+    largest = sorted(result.totals["documents"].get("by_source", ()), key=lambda row: -row["token_count"])[:DRAWN]
     return page(
         f"# {config.name}",
         f"{_published(result)}, tokenizer {code(short(config.tokenizer.name))}. {BESIDE} {link_to_page(name)}.",
-        _splits(result.totals),
+        _splits(result),
         [_of_source(row, links.get(row["name"])) for row in rows],
-        tokens_by_source(result.totals["documents"].get("by_source", ())),
+        bars("Tokens by source", [Bar(row["name"], row["token_count"], short_count(row["token_count"])) for row in largest]),
         _steps(config, result.totals["documents"]),
-        _duplicates(config, documents),
+        f"Duplicates: {plural(dropped, 'document')} with the text of an earlier one are left out."
+        if config.documents.duplicates == "drop"
+        else "",
         _near_duplicates(config, documents),
         f"Kept columns: {', '.join(map(code, config.kept_columns))}." if config.kept_columns else "",
         f"Repaired: {_counts(documents['replaced'])}." if documents.get("replaced") else "",
         _repeated(documents),
-        _apart(result),
+        f"**{plural(result.equal_texts_apart, 'document')} outside train with a text that another split has, too.** "
+        "`split: {by: text}` puts equal texts into one split."
+        if result.equal_texts_apart
+        else "",
         ""
         if result.was_published
         else f"{result.slices_reused:,} of {plural(result.slices, 'slice')} were taken from earlier builds.",
         _seconds(result.seconds),
     )
-
-
-def tokens_by_source(rows: Sequence[JsonFacts]) -> str:
-    """A picture of the tokens of the largest sources."""
-    largest = sorted(rows, key=lambda row: -row["token_count"])[:DRAWN]
-    return bars("Tokens by source", [Bar(row["name"], row["token_count"], short_count(row["token_count"])) for row in largest])
 
 
 def _of_source(row: JsonObject, link_to: str | None) -> str:
@@ -223,15 +225,6 @@ def _steps(config: BuildConfig, documents: JsonFacts) -> list[str]:
                 rows.append(f"- evaluation set {as_markdown(one.sentence)}")
                 rows += [f"  - {as_markdown(line)}" for line in one.lines()]
     return rows
-
-
-def _duplicates(config: BuildConfig, documents: JsonFacts) -> str:
-    if config.documents.duplicates == "keep":
-        return ""
-    return (
-        f"Duplicates: {plural(documents['skipped'].get('duplicate', 0), 'document')} with the text of an earlier "
-        f"one are left out."
-    )
 
 
 def _near_duplicates(config: BuildConfig, documents: JsonFacts) -> list[str]:
@@ -268,7 +261,7 @@ def derived(made_of: JsonObject, result: DerivedResult) -> str:
         f"{_published(result)}. {BESIDE} {link_to_page(made_of['name'])}.",
         f"{result.operation.capitalize()}{f' ({_plain(settings)})' if settings else ''} of:",
         inputs,
-        _splits(result.totals),
+        _splits(result),
         table("source | #documents | #tokens", sources),
         f"{documents['written']:,} of {plural(documents['read'], 'document')}. "
         f"Left out: {_counts(documents['skipped']) or 'none'}.",
@@ -287,7 +280,7 @@ def imported(request: ImportRequest, made_of: JsonObject, result: ImportResult) 
         f"# {made_of['name']}",
         f"{_published(result)}, {f'tokenizer `{tokenizer}`' if tokenizer else 'by a tokenizer that is not recorded'}. {BESIDE} "
         f"{link_to_page(made_of['name'])}.",
-        _splits(result.totals),
+        _splits(result),
         f"Of {result.format} files, {_amount(files)}: {link(Store.at(request.path).url)}",
         _files(files),
         _repeated(result.totals["documents"]),
@@ -342,13 +335,9 @@ def _published(result: PublishResult) -> str:
     return f"Version `{result.version}` {state}: {link(result.path)}, {size(result.byte_count)} as {result.layout}"
 
 
-def _splits(totals: JsonObject) -> list[str]:
+def _splits(result: PublishResult) -> list[str]:
     """A list: the UI cuts off what is wider than a phone in tables."""
-    return [
-        f"- {split}: {plural(totals[split]['token_count'], 'token')} in {plural(totals[split]['seq_count'], 'sequence')}, "
-        f"largest id {totals[split]['max_token_id']:,}"
-        for split in splits_of(totals)
-    ]
+    return [f"- {split}: {counts}" for split, counts in result.split_counts.items()]
 
 
 def _seconds(seconds: Mapping[str, float]) -> list[str]:
@@ -369,15 +358,6 @@ def _amount(files: Sequence[StoredObject]) -> str:
 def _repeated(documents: JsonObject) -> str:
     count = documents.get("repeated_keys")
     return f"{plural(count, 'document')} have the key of another." if count else ""
-
-
-def _apart(result: BuildResult) -> str:
-    if not result.equal_texts_apart:
-        return ""
-    return (
-        f"**{plural(result.equal_texts_apart, 'document')} outside train with a text that another split has, too.** "
-        "`split: {by: text}` puts equal texts into one split."
-    )
 
 
 def _link_to(source: Source) -> str:
@@ -415,32 +395,29 @@ FLOW = "build-dataset"
 RUN = "build {config.name} with {config.tokenizer.name}"
 
 
-def can_record(client: Api) -> bool:
-    """Whether the server accepts what ``record`` sends."""
-    try:
-        return api.is_of_this_release(client)
-    except (httpx.HTTPError, ValueError):
-        return False
-
-
 def record(client: Api, config: BuildConfig, result: BuildResult) -> bool:
     """Record a build as a run that has ended well. False, and nothing is recorded, if the server refuses the run."""
-    tags, parameters = tags_of(config), {"config": config.model_dump(mode="json"), "publish_anyway": None}
+    tags = tags_of(config)
+    body = {
+        "name": RUN.format(config=config),
+        "parameters": {"config": config.model_dump(mode="json"), "publish_anyway": None},
+        "tags": sorted([TAG, *tags, *([] if result.is_new else [UNCHANGED])]),
+        "state": {"type": "RUNNING"},
+    }
     try:
-        run = api.begin_run(
-            client, FLOW, RUN.format(config=config), parameters, sorted([TAG, *tags, *([] if result.is_new else [UNCHANGED])])
-        )
+        made = ask(client, "POST", "/flow_runs/", {**body, "flow_id": ask(client, "POST", "/flows/", {"name": FLOW})["id"]})
     except httpx.HTTPError:
         return False
+    run = Run(made["id"], made["name"], parse_time(made["start_time"]))
     with logging_errors("progress"):
         for one in meter.stages():
             if one.stage not in WITHOUT_PROGRESS and one.total:
-                api.put_artifact(client, run, slug(f"{config.name}-{one.stage}"), "progress", 100.0, f"Done: {all_done(one)}")
+                put_artifact(client, run.id, slug(f"{config.name}-{one.stage}"), "progress", 100.0, f"Done: {all_done(one)}")
     with logging_errors("page of the dataset"):
         bring_up_to_date(client, run, config.name, config.output, tags, is_unchanged=not result.is_new)
     with logging_errors("summary"):
         text, description = summary(config, result, config.name), as_markdown(counted(result))
-        api.put_artifact(client, run, slug(f"{config.name}-summary"), "markdown", text, description)
+        put_artifact(client, run.id, slug(f"{config.name}-summary"), "markdown", text, description)
     with logging_errors("end"):
-        api.complete(client, run.id, result.headline)
+        complete(client, run.id, result.headline)
     return True

@@ -12,7 +12,6 @@ from flows.watch.outages import is_gone
 from tasks.progress import Progress, meter, repeating
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions
     from rich.text import Text
 
 EVERY_SECONDS = 10.0
@@ -39,25 +38,27 @@ def display(name: str, live: bool, *, has_server: bool = False) -> Iterator[None
     from rich.console import Console  # only a terminal needs it
     from rich.live import Live
 
+    console = Console(stderr=True)
     # It takes standard error over meanwhile: what is logged goes above the line.
-    with Live(_ProgressLine(name, has_server), console=Console(stderr=True), refresh_per_second=8, transient=True):
+    with Live(
+        get_renderable=lambda: coloured_line(name, console.width, has_server=has_server),
+        console=console,
+        refresh_per_second=8,
+        transient=True,
+    ) as shown:
+        shown.refresh()
         yield
 
 
-class _ProgressLine:
-    """The line of progress at this moment, as wide as the terminal is."""
+def coloured_line(name: str, width: int, *, has_server: bool = False) -> Text:
+    """The line of progress at this moment, on a terminal of *width* columns."""
+    from rich.text import Text  # as above
 
-    def __init__(self, name: str, has_server: bool = False) -> None:
-        self._name, self._has_server = name, has_server
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        from rich.text import Text  # as above
-
-        columns = options.max_width - len("^C")  # which the terminal writes after it
-        parts = fitting(meter.read(), self._name, columns, has_server=self._has_server)
-        text = Text("  ", no_wrap=True, overflow="crop", end="").join(Text(text, STYLES.get(kind, "")) for kind, text in parts)
-        text.truncate(columns)
-        yield text
+    columns = width - len("^C")  # which the terminal writes after it
+    parts = fitting(meter.read(), name, columns, has_server=has_server)
+    text = Text("  ", no_wrap=True, overflow="crop", end="").join(Text(text, STYLES.get(kind, "")) for kind, text in parts)
+    text.truncate(columns)
+    return text
 
 
 def progress_line(now: Progress, name: str = "", *, has_server: bool = False) -> str:

@@ -76,6 +76,10 @@ class ShardPart(Position):
     repeats: tuple[Repeats, ...] = ()
 
     @property
+    def label(self) -> str:
+        return f"of file {self.file + 1} from row {self.first_row:,}"
+
+    @property
     def counts(self) -> TokenShard:
         """The shard with the counts of the documents that stay, those of all splits together."""
         facts, skipped = dict(self.shard), dict(self.shard.skipped)

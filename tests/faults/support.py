@@ -123,7 +123,7 @@ def shards_stay() -> Iterator[None]:
     its commit.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flows.pipelines.slices.open_sink", lambda *_: None)
+        patch.setattr("tasks.assemble.assembler.Assembler.open_sink", lambda *_, **__: None)
         patch.setattr("flows.pipelines.publish.remove_held_shards", lambda root: None)
         yield
 

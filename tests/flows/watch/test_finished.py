@@ -14,7 +14,8 @@ from prefect.settings import PREFECT_API_URL
 
 from flows.build import build_dataset
 from flows.pipelines.build import BuildResult
-from flows.watch.summaries import can_record, record
+from flows.watch.api import is_of_this_release
+from flows.watch.summaries import record
 from tasks.config import BuildConfig
 from tasks.download.table import GRAIN_NS
 from tests.faults.support import settings_of, write_notes
@@ -40,14 +41,14 @@ def server(answer: Callable[[httpx.Request], httpx.Response]) -> httpx.Client:
 )
 def test_a_server_of_another_release_is_left_to_prefect(answer, can):
     """And one that does not let us in, and what is no server of Prefect's."""
-    assert can_record(server(lambda _: answer)) is can
+    assert is_of_this_release(server(lambda _: answer)) is can
 
 
 def test_a_server_that_goes_away_is_left_to_prefect():
     def gone(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("refused", request=request)
 
-    assert not can_record(server(gone))
+    assert not is_of_this_release(server(gone))
 
 
 def test_a_run_that_the_server_refuses_is_left_to_prefect(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from flows.build import build_dataset
 from flows.refresh import refresh_dataset
 from flows.watch import api
-from flows.watch.page import ListedRun, RefreshSchedule, bring_up_to_date, dataset_page, link_to_page
+from flows.watch.page import ListedRun, bring_up_to_date, dataset_page, link_to_page
 from tasks.config import BuildConfig
 from tasks.output.versions import Status, Version, pin
 from tests.faults.support import settings_of, write_notes
@@ -47,21 +47,20 @@ STATUS = Status(
     ],
 )
 def test_the_page_leads_to_the_report_with_plots(output, has_report, line):
-    assert line in dataset_page("web", STATUS.model_copy(update={"output": output}), [], None, has_report=has_report)
+    assert line in dataset_page("web", STATUS.model_copy(update={"output": output}), [], "none", has_report=has_report)
 
 
 def test_the_page_tells_state_schedule_failure_and_history():
     runs = [run("Completed", "version b2", 3), run("CRASHED", "the worker is gone", 2), run("FAILED", "an older fault", 1)]
-    schedule = RefreshSchedule("/deployments/deployment/7", AT + timedelta(days=9), False, "0 3 * * * Europe/Paris")
     idle = [run("Completed", "nothing changed", 5), run("Completed", "nothing changed", 4)]
-    text = dataset_page("web", STATUS, runs, schedule, idle)
+    text = dataset_page("web", STATUS, runs, "every day", idle)
     lines = text.splitlines()
     assert re.findall(r"!\[([^]]*)\]\(data:image/svg", text) == ["Tokens by version", "Disk"]
     assert "|" not in text  # the UI cuts off tables
     for line in (
         "# web",
         "Latest version: `b2`, made 2026-03-01 04:05 UTC: 1,200 documents, 3,400,000 tokens of `gpt2`, as mmap.",
-        "- Schedule: `0 3 * * * Europe/Paris`, [next run 2026-03-10 04:05 UTC](/deployments/deployment/7)",
+        "- Schedule: every day",
         "- Sources last looked up: 2026-03-01 06:05 UTC",
         "- Last failure: [refresh web 2](../../runs/flow-run/2), 2026-03-03 04:05 UTC: the worker is gone",
         "- Stored: 13.8 MB in versions, 52.0 kB in `_cache`",
@@ -78,37 +77,45 @@ def test_the_page_tells_state_schedule_failure_and_history():
 
 
 def test_a_failure_of_the_last_run_comes_first():
-    lines = dataset_page("web", STATUS, [run("Failed", "no space left")], None).splitlines()
+    lines = dataset_page("web", STATUS, [run("Failed", "no space left")], "none").splitlines()
     assert lines[2] == "**The last run failed**: no space left"
     assert "- Last failure: [refresh web 1](../../runs/flow-run/1), 2026-03-02 04:05 UTC" in lines
-    assert "- Schedule: none. `make serve` with a configuration file makes one." in lines
 
 
 def test_before_anything_is_published_the_page_says_so():
     empty = Status(output="/data/web", versions=(), last_refresh=None, cache_bytes=0)
-    page = dataset_page("web", empty, [], RefreshSchedule("/d", None, True))
+    page = dataset_page("web", empty, [], "none")
     assert "Nothing is published yet." in page
-    assert "- Schedule: [paused](/d)" in page
     assert "flat_tokens.open" not in page
 
 
 def test_what_runs_and_versions_say_is_no_markdown():
     evil = "`<img src=x>`|\n# [a](javascript:b)\x1b[2J"
     status = STATUS.model_copy(update={"versions": (version("c3", tokenizer=evil, pinned=evil, state="latest"),)})
-    page = dataset_page(evil, status, [run("FAILED", evil)], None)
+    page = dataset_page(evil, status, [run("FAILED", evil)], "none")
     assert "<" not in page
     assert "\x1b" not in page
     assert not any(line.startswith("# [a]") for line in page.splitlines())
 
 
+DAILY = {"cron": "0 3 * * *", "timezone": "Europe/Paris", "day_or": True}
+DEPLOYMENT = "../../deployments/deployment/7"
+
+
 @pytest.mark.parametrize(
-    ("schedules", "when"),
+    ("schedules", "is_paused", "line"),
     [
-        ([{"cron": "0 3 * * *", "timezone": "Europe/Paris", "day_or": True}], "`0 3 * * * Europe/Paris`"),
-        ([{"interval": 600.0, "timezone": "UTC"}, {"rrule": "FREQ=DAILY", "timezone": "UTC"}], "`every 10:00 and FREQ=DAILY`"),
+        ([DAILY], False, f"`0 3 * * * Europe/Paris`, [next run 2026-03-10 04:05 UTC]({DEPLOYMENT})"),
+        (
+            [{"interval": 600.0, "timezone": "UTC"}, {"rrule": "FREQ=DAILY", "timezone": "UTC"}],
+            False,
+            f"`every 10:00 and FREQ=DAILY`, [next run 2026-03-10 04:05 UTC]({DEPLOYMENT})",
+        ),
+        ([DAILY], True, f"`0 3 * * * Europe/Paris`, [paused]({DEPLOYMENT})"),
+        ([], False, "none. `make serve` with a configuration file makes one."),
     ],
 )
-def test_the_schedule_is_that_of_the_deployment_of_the_name(tmp_path, schedules, when):
+def test_the_schedule_is_that_of_the_deployment_of_the_name(tmp_path, schedules, is_paused, line):
     """As the API tells of it; and what the page says is left under the run."""
     left = []
     said = []
@@ -119,7 +126,7 @@ def test_the_schedule_is_that_of_the_deployment_of_the_name(tmp_path, schedules,
             case "/api/deployments/name/refresh-dataset/my%20web":
                 told = [{"schedule": one, "active": True} for one in schedules]
                 return httpx.Response(
-                    200, json={"id": "7", "paused": False, "schedules": told, "description": "Mine.\n\n[Old](x)"}
+                    200, json={"id": "7", "paused": is_paused, "schedules": told, "description": "Mine.\n\n[Old](x)"}
                 )
             case "/api/flow_runs/filter" if "deployment_id" in body["flow_runs"]:
                 return httpx.Response(200, json=[{"expected_start_time": "2026-03-10T04:05:00Z"}])
@@ -136,7 +143,7 @@ def test_the_schedule_is_that_of_the_deployment_of_the_name(tmp_path, schedules,
         bring_up_to_date(client, api.Run("3", "build my web", AT), "my web", str(tmp_path), ["dataset:my web"])
     ((key, run_id, text),) = [(one["key"], one["flow_run_id"], one["data"]) for one in left]
     assert (key, run_id) == ("dataset-my-web", "3")
-    assert f"- Schedule: {when}, [next run 2026-03-10 04:05 UTC](../../deployments/deployment/7)" in text.splitlines()
+    assert f"- Schedule: {line}" in text.splitlines()
     (about,) = said
     assert about.startswith("Mine.\n\n[Page of the dataset](../../artifacts/artifact/5): nothing is published yet")
 

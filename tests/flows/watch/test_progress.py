@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 import yaml
-from prefect import flow
+from prefect import flow, get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL
 
@@ -157,7 +157,8 @@ def test_every_stage_is_an_artifact_that_moves():
     @flow
     def moving() -> None:
         run = flow_run()
-        with _ProgressArtifacts(run.id, "Seen_By.People") as shown:
+        with get_client(sync_client=True) as client:
+            shown = _ProgressArtifacts(lambda: client, str(run.id), "Seen_By.People")
             meter.reset()
             shown.update()
             seen.append(progress_of(run.id))

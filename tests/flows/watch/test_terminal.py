@@ -11,7 +11,7 @@ import pytest
 
 import flows.watch.terminal
 from flows.commands.main import OnTerminal
-from flows.watch.terminal import STYLES, _ProgressLine, display, fitting, progress_line
+from flows.watch.terminal import STYLES, coloured_line, display, fitting, progress_line
 from tasks.progress import Done, Progress, meter
 
 MIDWAY = Progress("tokenize", 10.0, 4_000_000_000, Done(1_000_000_000, 1234, 300_000_000), recent=100e6)
@@ -32,7 +32,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
 
     def line(columns: int, **settings: Any) -> str:
         out = io.StringIO()
-        Console(file=out, width=columns, **settings).print(_ProgressLine("a-dataset"), end="")
+        Console(file=out, width=columns, **settings).print(coloured_line("a-dataset", columns), end="")
         return out.getvalue()
 
     return line
