@@ -22,9 +22,7 @@ import fsspec
 import pytest
 import requests
 
-import flat_tokens.stores.local
 import flat_tokens.stores.retry
-import flat_tokens.stores.store
 from tests.proxy import Proxy, proxy
 
 QUICKER = 50
@@ -52,9 +50,9 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
         transport = importlib.import_module("azure.core.pipeline.transport").AsyncHttpTransport
         monkeypatch.setattr(transport, "sleep", lambda self, seconds: asyncio.sleep(seconds / QUICKER))
         monkeypatch.setattr(importlib.import_module("azure.storage.blob._shared.base_client_async"), "READ_TIMEOUT", 0.5)
-    monkeypatch.setattr(flat_tokens.stores.retry, "FIRST_WAIT", flat_tokens.stores.retry.FIRST_WAIT / QUICKER)
-    monkeypatch.setattr(flat_tokens.stores.retry, "LONGEST_WAIT", flat_tokens.stores.retry.LONGEST_WAIT / QUICKER)
-    monkeypatch.setattr(flat_tokens.stores.store, "SILENCE_SECONDS", 1.5)
+    monkeypatch.setattr("flat_tokens.stores.retry.FIRST_WAIT", flat_tokens.stores.retry.FIRST_WAIT / QUICKER)
+    monkeypatch.setattr("flat_tokens.stores.retry.LONGEST_WAIT", flat_tokens.stores.retry.LONGEST_WAIT / QUICKER)
+    monkeypatch.setattr("flat_tokens.stores.store.SILENCE_SECONDS", 1.5)
     monkeypatch.setattr("flows.watch.terminal.EVERY_SECONDS", 600.0)  # a slow machine prints no line more
     for server in ("werkzeug", "gcp_storage_emulator"):  # they tell of every request
         monkeypatch.setattr(logging.getLogger(server), "disabled", True)

@@ -10,13 +10,9 @@ import numpy as np
 import pytest
 
 import flat_tokens
-import flat_tokens.stores.local
 import flat_tokens.stores.retry
-import flat_tokens.stores.store
 import tasks.download.fetch
-import tasks.download.hub
 import tasks.download.sources
-import tasks.models
 from flat_tokens.stores.store import Store
 from tasks.config import HubDataset, Source
 from tasks.download.fetch import fetch_file
@@ -34,11 +30,11 @@ SEEDS = range(6)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no try wait long for the next one, and no silence be borne for long."""
     quick = types.SimpleNamespace(sleep=lambda seconds: None, monotonic=time.monotonic)
-    monkeypatch.setattr(flat_tokens.stores.retry, "time", quick)
+    monkeypatch.setattr("flat_tokens.stores.retry.time", quick)
     for module in (tasks.download.sources, tasks.download.fetch):
         monkeypatch.setattr(module, "TIMEOUT", (10, 1.5))
-    monkeypatch.setattr(flat_tokens.stores.retry, "FIRST_WAIT", flat_tokens.stores.retry.FIRST_WAIT / QUICKER)
-    monkeypatch.setattr(flat_tokens.stores.store, "SILENCE_SECONDS", 1.5)
+    monkeypatch.setattr("flat_tokens.stores.retry.FIRST_WAIT", flat_tokens.stores.retry.FIRST_WAIT / QUICKER)
+    monkeypatch.setattr("flat_tokens.stores.store.SILENCE_SECONDS", 1.5)
 
 
 @pytest.fixture

@@ -133,7 +133,7 @@ def test_staging_stays_until_who_writes_there_has_ended(tmp_path, monkeypatch):
         failed.set()
         raise OSError("stop")
 
-    monkeypatch.setattr(tasks.shards.write, "tokenize_slice", tokenize)
+    monkeypatch.setattr("tasks.shards.write.tokenize_slice", tokenize)
     monkeypatch.setattr(Assembler, "add", add)
     with refusal("stop", OSError):
         build_here(settings_of(tmp_path / "out", write_notes(tmp_path / "in/a.jsonl", 8), slice_bytes=400), 2)
@@ -152,7 +152,7 @@ def test_nothing_leaves_a_staging_directory_that_is_being_removed(tmp_path, monk
             os.rename(staged, target)
         real(home, key)
 
-    monkeypatch.setattr(tasks.output.leases, "remove", remove)
+    monkeypatch.setattr("tasks.output.leases.remove", remove)
     with attempt(Store.at(tmp_path / "out"), tmp_path / "scratch", "0123") as place:
         staged = Path(place.staging) / "shard"
         staged.mkdir()

@@ -15,8 +15,6 @@ import numpy as np
 import pytest
 
 import flat_tokens
-import flat_tokens.stores.local
-import flat_tokens.stores.store
 from flat_tokens.stores.store import Store
 from tasks.output.swap import read_state, swap
 from tests.examples import first_fast
@@ -53,7 +51,7 @@ def bucket(server: Bucket) -> Iterator[Bucket]:
 
 def put_in_parts(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let large objects go up in parts. The client of Azure would put 64 MiB at once."""
-    monkeypatch.setattr(flat_tokens.stores.store, "PART_BYTES", 5 << 20)  # the least that S3 takes
+    monkeypatch.setattr("flat_tokens.stores.store.PART_BYTES", 5 << 20)  # the least that S3 takes
     if "abfs" in store.protocols:
         monkeypatch.setattr(store.fs.service_client._config, "max_single_put_size", 5 << 20)
 
@@ -133,19 +131,19 @@ def test_a_read_is_one_request_whatever_stands_there(bucket):
 @pytest.mark.slow
 def test_a_store_that_stays_silent_is_given_up(bucket, monkeypatch):
     """No call hangs. The error names the object, and is one of those that another try may mend."""
-    monkeypatch.setattr(flat_tokens.stores.store, "SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr("flat_tokens.stores.store.SILENCE_SECONDS", 0.2)
     store = replace(Store.at(f"{bucket.url}/out"), patience=0.1)
     bucket.proxy.stall_seconds = 60
     bucket.proxy.spoil = lambda method, path: "stall"
     with refusal(rf"^{bucket.url}/out/object: no answer in \d+ tries", TimeoutError):
         store.exists("object")
     bucket.proxy.calm()
-    monkeypatch.setattr(flat_tokens.stores.store, "SILENCE_SECONDS", 60)
+    monkeypatch.setattr("flat_tokens.stores.store.SILENCE_SECONDS", 60)
     assert not Store.at(f"{bucket.url}/out").exists("object")
 
 
 def test_a_short_silence_is_no_harm(bucket, monkeypatch):
-    monkeypatch.setattr(flat_tokens.stores.store, "SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr("flat_tokens.stores.store.SILENCE_SECONDS", 0.2)
     store = Store.at(f"{bucket.url}/out")
     bucket.proxy.stall_seconds = 60
     bucket.proxy.left[:] = ["stall", "stall", "stall"]

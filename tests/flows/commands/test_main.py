@@ -18,7 +18,6 @@ import pytest
 import yaml
 
 import flat_tokens
-import flows.commands.main
 from flows.__main__ import numpy_settings, run
 from flows.commands.build import read_config
 from flows.commands.running import prefect_server
@@ -104,7 +103,7 @@ def test_a_build_begins_anew_once_with_large_pages(monkeypatch):
     allocator and the threads of numpy's linear algebra stay the user's, too.
     """
     begun = []
-    monkeypatch.setattr(flows.commands.main, "main", lambda arguments: 0)
+    monkeypatch.setattr("flows.commands.main.main", lambda arguments: 0)
     monkeypatch.setattr(os, "execv", lambda path, words: begun.append([path, *words]))
     monkeypatch.setattr("flows.__main__.end_at_once", lambda: None)
     monkeypatch.setattr(gc, "set_threshold", lambda value: None)  # of the whole process, which has other tests to run

@@ -6,7 +6,6 @@ from typing import Any
 import fsspec
 import pytest
 
-import flows.pipelines.text
 import tasks.download.cut
 from flows.pipelines.build import build
 from flows.pipelines.refresh import refresh
@@ -31,8 +30,8 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         seen.extend(found.name for found in pack)
         return read(pack, *arguments, **settings)
 
-    monkeypatch.setattr(tasks.download.cut, "fetch_file", note)
-    monkeypatch.setattr(tasks.download.cut, "read_small", note_all)
+    monkeypatch.setattr("tasks.download.cut.fetch_file", note)
+    monkeypatch.setattr("tasks.download.cut.read_small", note_all)
     fs = fsspec.filesystem("memory")
     fs.pipe({"/before/a.jsonl": b'{"text": "a"}\n', "/before/README.md": b"# About"})
     yield seen
@@ -60,7 +59,7 @@ CHAT = {"path": "memory://before/*.jsonl", "messages_column": "m", "chat_templat
 def test_a_mistake_is_told_before_the_text_is_fetched_or_much_is_read(
     tmp_path, fetched, monkeypatch, pipeline, source, settings, words
 ):
-    monkeypatch.setattr(flows.pipelines.text, "LOOKED_INTO", 5)
+    monkeypatch.setattr("flows.pipelines.text.LOOKED_INTO", 5)
     (tmp_path / "a.txt").write_text("text that is long")
     (tmp_path / "template.jinja").write_text("{{ messages }}")
     right = {"output": str(tmp_path / "out"), "source": {"path": "memory://before/*.jsonl"}, "tokenizer": "bytes"}

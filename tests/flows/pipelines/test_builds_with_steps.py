@@ -149,10 +149,8 @@ def test_plan_tells_what_each_step_leaves_out(tmp_path):
 
 @pytest.mark.slow
 def test_plan_reckons_with_what_steps_leave_out_where_it_samples(tmp_path, monkeypatch):
-    import tasks.shards.sample
-
-    monkeypatch.setattr(tasks.shards.sample, "READ_AS_A_WHOLE", 10_000)
-    monkeypatch.setattr(tasks.shards.sample, "LEAST_BATCH", 100)
+    monkeypatch.setattr("tasks.shards.sample.READ_AS_A_WHOLE", 10_000)
+    monkeypatch.setattr("tasks.shards.sample.LEAST_BATCH", 100)
     texts = [("lorem " if i % 2 else "") + f"{i} word" * 20 for i in range(4000)]
     config = BuildConfig.model_validate(settings(tmp_path / "out", write_texts(tmp_path / "in/x.jsonl", texts), STEPS))
     made = plan(config)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 import flat_tokens
-import tasks.derive.inputs
 from flat_tokens.manifest import SPLITS
 from flat_tokens.rows import documents
 from flows.pipelines.derive import DerivedResult
@@ -55,7 +54,7 @@ expressions = st.recursive(
 @examples(25)
 def test_a_selection_has_the_documents_of_a_subset(output, tmp_path_factory, where):
     with pytest.MonkeyPatch.context() as patch:  # several pieces, and several reads of facts
-        patch.setattr(tasks.derive.inputs, "PART_DOCUMENTS", 5)
+        patch.setattr("tasks.derive.inputs.PART_DOCUMENTS", 5)
         patch.setattr(documents, "DOCUMENTS_AT_A_TIME", 4)
         result = subset(output, tmp_path_factory.mktemp("subset"), where=where)
         whole, made = flat_tokens.open(output), flat_tokens.open(result.path)

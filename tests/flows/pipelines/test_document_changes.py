@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tasks.finalize.document_changes
-import tasks.tokenize.segments
 from flat_tokens.stores.store import Store
 from flows.pipelines.refresh import RefreshResult
 from flows.refresh import history
@@ -38,8 +37,8 @@ Text = dict[str, tuple[str, str]]
 @pytest.fixture(autouse=True, scope="module")
 def _small_segments() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks.tokenize.segments, "MEAN_BYTES", 100)
-        patch.setattr(tasks.tokenize.segments, "MOST_BYTES", 400)
+        patch.setattr("tasks.tokenize.segments.MEAN_BYTES", 100)
+        patch.setattr("tasks.tokenize.segments.MOST_BYTES", 400)
         yield
 
 
@@ -124,7 +123,7 @@ def test_documents_of_segments_that_stayed_are_not_looked_at(tmp_path, monkeypat
     refreshed(tmp_path, text)
     real = tasks.finalize.document_changes.token_digests
     monkeypatch.setattr(
-        tasks.finalize.document_changes, "token_digests", lambda split: [looked_at.append(split.seq_count), *real(split)][1:]
+        "tasks.finalize.document_changes.token_digests", lambda split: [looked_at.append(split.seq_count), *real(split)][1:]
     )
     text["50"] = ("web", "another text")
     found = refreshed(tmp_path, text).changes.documents

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 import flat_tokens
-import tasks.assemble.write
-import tasks.tokenize.segments
 from flat_tokens.stores.store import Store
 from flows.commands.build import summary as told_summary
 from flows.pipelines.build import BuildResult
@@ -29,9 +27,9 @@ Document = tuple[int, int, str]
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks.tokenize.segments, "MEAN_BYTES", 200)
-    monkeypatch.setattr(tasks.assemble.write, "SPAN_TOKENS", 1)
-    monkeypatch.setattr(tasks.assemble.write, "SPAN_DOCUMENTS", 1)
+    monkeypatch.setattr("tasks.tokenize.segments.MEAN_BYTES", 200)
+    monkeypatch.setattr("tasks.assemble.write.SPAN_TOKENS", 1)
+    monkeypatch.setattr("tasks.assemble.write.SPAN_DOCUMENTS", 1)
 
 
 def put(path: Path, texts: list[str]) -> Path:

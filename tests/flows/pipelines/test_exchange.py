@@ -30,7 +30,7 @@ _numbers = itertools.count()
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of a few bytes."""
-    monkeypatch.setattr(tasks.derive.imports, "PART_BYTES", 40)
+    monkeypatch.setattr("tasks.derive.imports.PART_BYTES", 40)
 
 
 def keys(sequences: list[list[int]]) -> list[int]:
@@ -112,7 +112,7 @@ def test_a_change_while_files_are_read_is_an_error(tmp_path, monkeypatch):
         other.replace(path)
         return real(*arguments)
 
-    monkeypatch.setattr(tasks.derive.imports, "_make_shard", change)
+    monkeypatch.setattr("tasks.derive.imports._make_shard", change)
     with refusal(r"web: was changed while it was read"):
         import_here(tmp_path / "web", tmp_path / "back")
     assert not (tmp_path / "back/latest.json").exists()

@@ -9,13 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import flat_tokens.columns
 import flat_tokens.steps
-import tasks.assemble.write
-import tasks.derive.inputs
-import tasks.derive.shuffle
-import tasks.shards.write
-import tasks.tokenize.segments
 from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.steps import Outcome
 from flat_tokens.stores.store import Store
@@ -76,12 +70,12 @@ class Words:
 def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Several segments, spans, row groups, pieces and buckets."""
     monkeypatch.setitem(flat_tokens.steps.SHIPPED, "words", Words)
-    monkeypatch.setattr(tasks.tokenize.segments, "MEAN_BYTES", 200)
-    monkeypatch.setattr(tasks.assemble.write, "SPAN_TOKENS", 1)
-    monkeypatch.setattr(tasks.assemble.write, "SPAN_DOCUMENTS", 1)
-    monkeypatch.setattr(flat_tokens.columns, "GROUP_ROWS", 4)
-    monkeypatch.setattr(tasks.derive.inputs, "PART_DOCUMENTS", 7)
-    monkeypatch.setattr(tasks.derive.shuffle, "BUCKET_DOCUMENTS", 5)
+    monkeypatch.setattr("tasks.tokenize.segments.MEAN_BYTES", 200)
+    monkeypatch.setattr("tasks.assemble.write.SPAN_TOKENS", 1)
+    monkeypatch.setattr("tasks.assemble.write.SPAN_DOCUMENTS", 1)
+    monkeypatch.setattr("flat_tokens.columns.GROUP_ROWS", 4)
+    monkeypatch.setattr("tasks.derive.inputs.PART_DOCUMENTS", 7)
+    monkeypatch.setattr("tasks.derive.shuffle.BUCKET_DOCUMENTS", 5)
     yield
     flat_tokens.steps._opened.cache_clear()
 
@@ -226,7 +220,7 @@ def test_of_small_files_those_that_changed_are_read_again(tmp_path, monkeypatch,
         read.extend(one.file.name for one in part.ranges)
         return read_documents(part, *arguments, **more)
 
-    monkeypatch.setattr(tasks.shards.write, "read_documents", noted)
+    monkeypatch.setattr("tasks.shards.write.read_documents", noted)
     paths = [write_rows(tmp_path / f"in/{k}.{ending}", some_rows(f"f{k}", 8)) for k in range(9)]
     settings, _ = given(tuple(features), [tmp_path / "in"], slice_bytes=1 << 20)
     built({**settings, "output": str(tmp_path / "one")})

@@ -13,11 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import flat_tokens
-import flat_tokens.columns
 import flat_tokens.formats
-import flat_tokens.steps
-import tasks.assemble.write
-import tasks.derive.inputs
 from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.manifest import SPLITS
 from tests.faults.support import build_here, derive_here, same_bytes, settings_of, shards_stay
@@ -66,7 +62,7 @@ def test_columns_are_those_of_the_source(tmp_path, name, monkeypatch):
     """In both splits, in the documents' order, whatever the slices and the spans are; those of documents that are left out are,
     too. CSV has text alone.
     """
-    monkeypatch.setattr(flat_tokens.columns, "GROUP_ROWS", 4)
+    monkeypatch.setattr("flat_tokens.columns.GROUP_ROWS", 4)
     rows = some_rows(50)
     for bad in (0, 7, 23):
         rows[bad]["text"] = None
@@ -107,7 +103,7 @@ def test_a_column_that_changed_or_is_kept_from_now_on_costs_no_tokenizing(tmp_pa
 
 def test_slices_that_a_version_holds_bring_their_columns(tmp_path, monkeypatch):
     """Also where the version holds them as another kind than they are: beside fractions integers are float64."""
-    monkeypatch.setattr(flat_tokens.columns, "GROUP_ROWS", 4)
+    monkeypatch.setattr("flat_tokens.columns.GROUP_ROWS", 4)
     whole = [{"id": f"w{i}", "text": f"whole {i}", "score": i} for i in range(30)]
     parts = [{"id": f"p{i}", "text": f"part {i}", "score": i + 0.5} for i in range(30)]
     a, b = write_rows(tmp_path / "in/a.jsonl", whole), write_rows(tmp_path / "in/b.jsonl", parts)
@@ -124,7 +120,7 @@ def test_slices_that_a_version_holds_bring_their_columns(tmp_path, monkeypatch):
 
 def test_spans_have_an_object_each(tmp_path, monkeypatch):
     """A source without the columns has nulls."""
-    monkeypatch.setattr(tasks.assemble.write, "SPAN_DOCUMENTS", 1)
+    monkeypatch.setattr("tasks.assemble.write.SPAN_DOCUMENTS", 1)
     a, b = write_rows(tmp_path / "in/a.jsonl", some_rows(8)), write_rows(tmp_path / "in/b.jsonl", some_rows(5, start=100))
     told = settings(tmp_path / "out", a, b, keep=["likes"], validation_fraction=0)
     del told["sources"][1]["keep_columns"]
@@ -335,7 +331,7 @@ def test_kinds_do_not_follow_from_slices(tmp_path, last):
 
 def test_all_objects_have_the_kinds_of_the_dataset(tmp_path, monkeypatch):
     """Whatever is in each, and wherever slices end."""
-    monkeypatch.setattr(tasks.assemble.write, "SPAN_DOCUMENTS", 1)
+    monkeypatch.setattr("tasks.assemble.write.SPAN_DOCUMENTS", 1)
     starts = replace(LAYOUTS["mmap"].seq_starts, object_length=4, chunk_length=2)
     monkeypatch.setitem(LAYOUTS, "mmap", LAYOUTS["mmap"]._replace(seq_starts=starts))
     scores = [None] * 5 + [1, 2, 3] + [2.5] + [None] * 4

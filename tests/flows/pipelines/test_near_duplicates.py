@@ -10,7 +10,6 @@ import pytest
 
 import flat_tokens
 import tasks.shards.recipe
-import tasks.tokenize.segments
 from flat_tokens.manifest import CLUSTER
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import percent
@@ -33,7 +32,7 @@ WORDS = 120
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks.tokenize.segments, "MEAN_BYTES", 1500)
+    monkeypatch.setattr("tasks.tokenize.segments.MEAN_BYTES", 1500)
 
 
 def texts_of(count: int, seed: int = 0) -> list[str]:
@@ -124,9 +123,7 @@ def test_a_column_says_which_are_kept_together(tmp_path, paths, by):
 def signed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many texts were signed, call by call."""
     counts, sign = [], tasks.shards.recipe.signatures
-    monkeypatch.setattr(
-        tasks.shards.recipe, "signatures", lambda texts, *more: (counts.append(len(texts)), sign(texts, *more))[1]
-    )
+    monkeypatch.setattr("tasks.shards.recipe.signatures", lambda texts, *more: (counts.append(len(texts)), sign(texts, *more))[1])
     return counts
 
 

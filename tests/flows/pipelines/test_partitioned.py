@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 import flat_tokens
-import tasks.tokenize.segments
 from flat_tokens.manifest import SPLITS
 from tests.faults.support import settings_of
 from tests.flows.through_json import built
@@ -45,7 +44,7 @@ def test_columns_of_directories_are_columns(tmp_path, ending, slice_bytes):
 
 
 def test_text_files_have_them_too_read_together_or_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(tasks.tokenize.segments, "MEAN_BYTES", 1)
+    monkeypatch.setattr("tasks.tokenize.segments.MEAN_BYTES", 1)
     for number, name in enumerate(["k=a/1.txt", "k=a/2.txt", "k=b/1.txt", "3.txt"]):
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).write_text(f"{number} one\n{number} two\n")

@@ -82,7 +82,7 @@ def test_little_text_is_read_as_a_whole_and_what_is_not_text_is_not_reckoned_as_
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.jsonl", "a.csv"])
 def test_the_beginning_of_a_long_file_tells_of_the_rest(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(tasks.shards.sample, "SAMPLED_BYTES", 1000)
+    monkeypatch.setattr("tasks.shards.sample.SAMPLED_BYTES", 1000)
     monkeypatch.setattr("flat_tokens.text.limits.BATCH_BYTES", 2000)
     config = configured(tmp_path / "out", write(tmp_path / "in" / name, texts(3000, 40)))
     check_estimate(plan(config), build_here(config), 0.1)
@@ -109,8 +109,8 @@ def test_what_is_far_is_reckoned_from_a_few_of_its_files(tmp_path):
 
 
 def test_many_local_files_are_reckoned_from_some_of_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(flows.pipelines.plan, "READ_WHOLE_FILES", 40)
-    monkeypatch.setattr(flows.pipelines.plan, "SAMPLED_LOCAL_FILES", 10)
+    monkeypatch.setattr("flows.pipelines.plan.READ_WHOLE_FILES", 40)
+    monkeypatch.setattr("flows.pipelines.plan.SAMPLED_LOCAL_FILES", 10)
     for i in range(41):
         write(tmp_path / "in" / f"{i:02}.jsonl", texts(20, 20))
     config = configured(tmp_path / "new/out", tmp_path / "in")
@@ -158,8 +158,8 @@ def test_a_document_that_is_too_much_for_the_reference_engine_does_not_keep_the_
 
 @pytest.fixture
 def small_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks.shards.sample, "READ_AS_A_WHOLE", 100_000)
-    monkeypatch.setattr(tasks.shards.sample, "LEAST_BATCH", 500)
+    monkeypatch.setattr("tasks.shards.sample.READ_AS_A_WHOLE", 100_000)
+    monkeypatch.setattr("tasks.shards.sample.LEAST_BATCH", 500)
 
 
 @pytest.mark.usefixtures("small_samples")
@@ -180,7 +180,7 @@ def test_tokens_and_size_of_a_mixed_corpus_lie_where_a_twentieth_of_it_says(tmp_
             read += sum(len(text.encode()) for text in documents.texts.to_pylist())
             yield documents
 
-    monkeypatch.setattr(tasks.shards.sample, "read_documents", count)
+    monkeypatch.setattr("tasks.shards.sample.read_documents", count)
     made, result = plan(config), build_here(config)
     tokens = tokens_of(result)
     assert read <= 0.05 * result.totals["documents"]["text_bytes"]
@@ -201,7 +201,7 @@ def test_the_size_is_that_of_the_layout_where_nothing_is_estimated(tmp_path, lay
 
 
 def test_a_document_that_is_all_of_its_source_is_no_estimate(tmp_path, monkeypatch):
-    monkeypatch.setattr(tasks.shards.sample, "READ_AS_A_WHOLE", 1000)
+    monkeypatch.setattr("tasks.shards.sample.READ_AS_A_WHOLE", 1000)
     path = tmp_path / "a.txt"
     path.write_text("word " * 4000)
     made = plan(configured(tmp_path / "out", path))
@@ -209,7 +209,7 @@ def test_a_document_that_is_all_of_its_source_is_no_estimate(tmp_path, monkeypat
 
 
 def test_few_documents_that_are_long_are_not_all_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(tasks.shards.sample, "READ_AS_A_WHOLE", 1000)
+    monkeypatch.setattr("tasks.shards.sample.READ_AS_A_WHOLE", 1000)
     config = configured(tmp_path / "out", write(tmp_path / "in/a.jsonl", texts(64, 20_000)))
     made = plan(config)
     assert made.sampled_documents == 8
@@ -241,7 +241,7 @@ def test_the_time_is_that_of_the_sample_for_as_much_text_as_there_is(tmp_path, m
 
     for module in (flows.pipelines.plan, tasks.shards.sample):
         monkeypatch.setattr(module, "clock", clock)
-    monkeypatch.setattr(tasks.shards.sample, "read_documents", read)
+    monkeypatch.setattr("tasks.shards.sample.read_documents", read)
     monkeypatch.setattr(Engine, "__call__", tokenize)
     path = write(tmp_path / "in/a.parquet", texts(20_000, 300))
     made = plan(configured(tmp_path / "out", path, workers=workers))

@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 
 import flat_tokens
-import tasks.download.table
-import tasks.parts.stored
 import tasks.shards.write
 from flat_tokens.stores.store import Store
 from flows.pipelines.refresh import RefreshResult
@@ -53,7 +51,7 @@ def tokenized(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         names.append(part.ranges[0].file.name)
         return real(part, *rest)
 
-    monkeypatch.setattr(tasks.shards.write, "tokenize_slice", tokenize)
+    monkeypatch.setattr("tasks.shards.write.tokenize_slice", tokenize)
     return names
 
 
@@ -158,7 +156,7 @@ def stamps_of(directory: Path) -> set[tuple[Path, int]]:
 
 def test_where_nothing_changed_nothing_is_done(settings, tmp_path, tokenized, monkeypatch):
     """Not a file is written, even if the sources were touched or their names come in another order."""
-    monkeypatch.setattr(tasks.download.table, "GRAIN_NS", 1 << 60)  # on a slow machine, too, files are too young to be known
+    monkeypatch.setattr("tasks.download.table.GRAIN_NS", 1 << 60)  # on a slow machine, too, files are too young to be known
     first = refresh_here(settings)
     (tmp_path / "in/a.jsonl").touch()
     (tmp_path / "out/latest").unlink()

@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import tasks.shards.stored
-import tasks.tokenize.engines
-import tasks.tokenize.segments
 from flat_tokens.manifest import SPLITS
 from flat_tokens.stores.store import Store
 from flows.pipelines.build import BuildResult
@@ -27,8 +24,8 @@ Rows = list[tuple[str, str]]
 @pytest.fixture(autouse=True, scope="module")
 def _small_segments() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks.tokenize.segments, "MEAN_BYTES", MEAN)
-        patch.setattr(tasks.tokenize.segments, "MOST_BYTES", MOST)
+        patch.setattr("tasks.tokenize.segments.MEAN_BYTES", MEAN)
+        patch.setattr("tasks.tokenize.segments.MOST_BYTES", MOST)
         yield
 
 
@@ -206,8 +203,8 @@ def test_for_little_new_text_the_fast_engine_is_not_tried(tmp_path, monkeypatch)
     built(tmp_path, **more)
     put(tmp_path / "in/a.jsonl", rows_of("a", 301))
     with monkeypatch.context() as patch:
-        patch.setattr(tasks.tokenize.engines, "_faults", {})  # as in another process
-        patch.setattr(tasks.shards.stored, "may_use_fast_engine", None)
+        patch.setattr("tasks.tokenize.engines._faults", {})  # as in another process
+        patch.setattr("tasks.shards.stored.may_use_fast_engine", None)
         result = built(tmp_path, **more)
     assert same_bytes(result, built(tmp_path, "anew", **more))
     assert result.text_bytes_tokenized < 2000

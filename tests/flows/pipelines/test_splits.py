@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 import flat_tokens
-import tasks.assemble.write
-import tasks.tokenize.segments
 from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.manifest import EVERY_SPLIT, read_manifest
 from flat_tokens.stores.store import Store
@@ -33,9 +31,9 @@ Placed = dict[tuple[str, str], str]
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks.tokenize.segments, "MEAN_BYTES", 200)
-    monkeypatch.setattr(tasks.assemble.write, "SPAN_TOKENS", 1024)
-    monkeypatch.setattr(tasks.assemble.write, "SPAN_DOCUMENTS", 1024)
+    monkeypatch.setattr("tasks.tokenize.segments.MEAN_BYTES", 200)
+    monkeypatch.setattr("tasks.assemble.write.SPAN_TOKENS", 1024)
+    monkeypatch.setattr("tasks.assemble.write.SPAN_DOCUMENTS", 1024)
     monkeypatch.setitem(LAYOUTS, "mmap", small("mmap", 1024, 256))
 
 

@@ -47,7 +47,7 @@ class Twice:
 
 @pytest.fixture(autouse=True)
 def _steps(monkeypatch: pytest.MonkeyPatch, small_segments: None) -> None:
-    monkeypatch.setattr(flat_tokens.steps, "SHIPPED", {**flat_tokens.steps.SHIPPED, "words": Words, "twice": Twice})
+    monkeypatch.setattr("flat_tokens.steps.SHIPPED", {**flat_tokens.steps.SHIPPED, "words": Words, "twice": Twice})
 
 
 def rows_of(count: int) -> Rows:
@@ -127,7 +127,7 @@ class Lists(Words):
     ],
 )
 def test_columns_that_no_dataset_keeps_are_refused(tmp_path, step, message, monkeypatch):
-    monkeypatch.setattr(flat_tokens.steps, "SHIPPED", {"odd": step})
+    monkeypatch.setattr("flat_tokens.steps.SHIPPED", {"odd": step})
     settings = told(tmp_path / "out", write_rows(tmp_path / "a.jsonl", rows_of(9)), documents={"steps": [{"use": "odd"}]})
     with refusal(message):
         build_here(settings)
@@ -149,7 +149,7 @@ def test_documents_on_which_a_step_fails_have_no_values(tmp_path, monkeypatch):
                 raise RuntimeError("no")
             return super().__call__(documents)
 
-    monkeypatch.setattr(flat_tokens.steps, "SHIPPED", {"words": Failing, "twice": Twice})
+    monkeypatch.setattr("flat_tokens.steps.SHIPPED", {"words": Failing, "twice": Twice})
     rows = rows_of(30)
     settings = told(tmp_path / "out", write_rows(tmp_path / "a.jsonl", rows), documents={"steps": STEPS, "on_bad": "skip"})
     result = build_here(settings)

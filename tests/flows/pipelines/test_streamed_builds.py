@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 import flat_tokens
-import flat_tokens.text.limits
-import tasks.assemble.write
 from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.stores.store import Store
 from flows.pipelines.build import BuildResult
@@ -32,13 +30,13 @@ NOW = Policy(keep_versions=1, grace_days=0)
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slice has several batches, an object 4,096 tokens."""
-    monkeypatch.setattr(flat_tokens.text.limits, "BATCH_BYTES", 500)
+    monkeypatch.setattr("flat_tokens.text.limits.BATCH_BYTES", 500)
     for name in LAYOUTS:
         monkeypatch.setitem(LAYOUTS, name, small(name, 4096, 64, in_blocks=True))
-    monkeypatch.setattr(tasks.assemble.write, "SPAN_TOKENS", 4096)
-    monkeypatch.setattr(tasks.assemble.write, "SPAN_DOCUMENTS", 64)
-    monkeypatch.setattr(tasks.assemble.write, "SMALL_TOKENS", 1)
-    monkeypatch.setattr(tasks.assemble.write, "BACKLOG", 100)
+    monkeypatch.setattr("tasks.assemble.write.SPAN_TOKENS", 4096)
+    monkeypatch.setattr("tasks.assemble.write.SPAN_DOCUMENTS", 64)
+    monkeypatch.setattr("tasks.assemble.write.SMALL_TOKENS", 1)
+    monkeypatch.setattr("tasks.assemble.write.BACKLOG", 100)
 
 
 def put(path: Path, count: int, bad: int | None = None) -> Path:

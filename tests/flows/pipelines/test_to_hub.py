@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 import flat_tokens
-import tasks.upload
 from flows.pipelines.build import BuildResult
 from flows.pipelines.to_hub import HubResult, publish_to_hub
 from flows.runners.processes import Threads
@@ -73,7 +72,7 @@ def test_a_publication_that_was_stopped_goes_on(hub, tmp_path, monkeypatch):
     """The zarr of a version is the version."""
     from huggingface_hub import snapshot_download
 
-    monkeypatch.setattr(tasks.upload, "FILES_A_COMMIT", 4)
+    monkeypatch.setattr("tasks.upload.FILES_A_COMMIT", 4)
     result = built(tmp_path)
     hub.fail("/tag/", 400)
     with refusal("dataset org/notes"):

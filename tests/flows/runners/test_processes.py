@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import pytest
 
-import tasks.shards.write
 from flows.pipelines.build import build
 from flows.pipelines.stages import FINALIZE, OF_A_BUILD, SPLIT, TOKENIZE, Stage, in_order, started_in_order
 from flows.runners import processes
@@ -68,7 +67,7 @@ def test_tokens_go_straight_into_the_version_where_they_can(tmp_path, notes, mon
         assert made.unfinished is not None
         return made
 
-    monkeypatch.setattr(tasks.shards.write, "stream_staged", stream)
+    monkeypatch.setattr("tasks.shards.write.stream_staged", stream)
     meter.reset()
     made = on_processes(monkeypatch, config_of(tmp_path / "processes", notes, workers=2, **more))
     counted = {stage.stage: stage.done for stage in meter.stages()}

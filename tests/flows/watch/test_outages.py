@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-import flows.watch.outages
 from flows.watch.failures import InOneLine, report_in_one_line
 from flows.watch.outages import TOLD_ELSEWHERE, Outages, why_unreachable
 from tests.processes import free_port, serving, until
@@ -30,13 +29,13 @@ def answering(port: int) -> AbstractContextManager[str]:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is slow, as on a busy machine, is there: the tests' servers refuse at once when they are gone."""
-    monkeypatch.setattr(flows.watch.outages, "ANSWER_SECONDS", 60.0)
+    monkeypatch.setattr("flows.watch.outages.ANSWER_SECONDS", 60.0)
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flows.watch.outages, "ASK_SECONDS", 0.05)
-    monkeypatch.setattr(flows.watch.outages, "LATE_SECONDS", 0.0)
+    monkeypatch.setattr("flows.watch.outages.ASK_SECONDS", 0.05)
+    monkeypatch.setattr("flows.watch.outages.LATE_SECONDS", 0.0)
     monkeypatch.delenv(TOLD_ELSEWHERE, raising=False)
 
 
@@ -83,8 +82,8 @@ def test_what_another_process_tells_is_not_told_again(caplog, monkeypatch):
 
 def test_what_follows_an_outage_is_of_it(monkeypatch):
     """Parts of Prefect notice late that there was one."""
-    monkeypatch.setattr(flows.watch.outages, "why_unreachable", lambda url: None)
-    monkeypatch.setattr(flows.watch.outages, "LATE_SECONDS", 600.0)
+    monkeypatch.setattr("flows.watch.outages.why_unreachable", lambda url: None)
+    monkeypatch.setattr("flows.watch.outages.LATE_SECONDS", 600.0)
     watch = Outages("http://127.0.0.1:9/api")
     watch._back = time.monotonic()
     assert not watch.filter(record("prefect.events.clients"))
@@ -93,7 +92,7 @@ def test_what_follows_an_outage_is_of_it(monkeypatch):
 
 
 def test_services_that_failed_in_an_outage_say_so_in_vain_however_late(monkeypatch):
-    monkeypatch.setattr(flows.watch.outages, "why_unreachable", lambda url: None)
+    monkeypatch.setattr("flows.watch.outages.why_unreachable", lambda url: None)
     watch = Outages("http://127.0.0.1:9/api")
     service = record("prefect._internal.concurrency", logging.ERROR)
     assert watch.filter(service)

@@ -14,7 +14,6 @@ from prefect import flow, get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL
 
-import tasks.shards.write
 from flat_tokens import CheckProgress
 from flat_tokens.manifest import SPLITS
 from flows.build import build_dataset
@@ -276,7 +275,7 @@ def test_a_store_that_failed_is_tried_again_and_bad_input_is_not(monkeypatch, tm
             raise error
         return write_shard(*arguments)
 
-    monkeypatch.setattr(tasks.shards.write, "write_shard", once_broken)
+    monkeypatch.setattr("tasks.shards.write.write_shard", once_broken)
     notes = of_notes(tmp_path, f"tries-{tries}", f"a note for {tries}")
     if tries > 1:
         assert build_dataset(notes).totals["documents"]["written"] == 1

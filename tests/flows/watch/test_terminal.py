@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import flows.watch.terminal
 from flows.commands.main import OnTerminal
 from flows.watch.terminal import STYLES, coloured_line, display, fitting, progress_line
 from tasks.progress import Done, Progress, meter
@@ -20,7 +19,7 @@ MIDWAY = Progress("tokenize", 10.0, 4_000_000_000, Done(1_000_000_000, 1234, 300
 @pytest.fixture(autouse=True)
 def _server_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests of this process may have lost their server."""
-    monkeypatch.setattr(flows.watch.terminal, "is_gone", lambda: False)
+    monkeypatch.setattr("flows.watch.terminal.is_gone", lambda: False)
 
 
 @pytest.fixture
@@ -69,7 +68,7 @@ def test_the_line_says_what_it_waits_for(monkeypatch):
     assert progress_line(done, "web") == "web  done       0:20"
     assert progress_line(done._replace(seconds=1.0), "web") == "web  done       0:01"
     assert "away" not in progress_line(MIDWAY, "web")
-    monkeypatch.setattr(flows.watch.terminal, "is_gone", lambda: True)
+    monkeypatch.setattr("flows.watch.terminal.is_gone", lambda: True)
     assert "the Prefect server is away" in progress_line(MIDWAY, "web")
     assert "the Prefect server is away" in [text for _, text in fitting(MIDWAY, "web", 80)]
 
@@ -85,7 +84,7 @@ def test_a_name_cannot_move_the_terminal():
 
 
 def test_elsewhere_it_is_a_line_now_and_then(monkeypatch, capsys):
-    monkeypatch.setattr(flows.watch.terminal, "EVERY_SECONDS", 0.01)
+    monkeypatch.setattr("flows.watch.terminal.EVERY_SECONDS", 0.01)
     with display("web", live=False):
         said, until = "", time.monotonic() + 60
         while said.count("\n") < 2 and time.monotonic() < until:
