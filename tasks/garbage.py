@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import os
 import re
@@ -17,7 +16,7 @@ from typing import Literal, NamedTuple
 from pydantic import Field, TypeAdapter
 
 from flat_tokens.manifest import read_manifest
-from flat_tokens.stores.local import directory_below, kind_of, make_directory, named_errors, remove_empty, sync
+from flat_tokens.stores.local import directory_below, kind_of, locked, make_directory, named_errors, remove_empty, sync
 from flat_tokens.stores.signing import SIGNATURE
 from flat_tokens.stores.store import NO_OBJECT, Store, read_json, read_record
 from tasks.config import Source
@@ -324,8 +323,8 @@ def dead_staging(root: Store) -> list[Garbage]:
 
 def _is_held(lock: Path) -> bool:
     try:
-        with suppress(FileNotFoundError), lock.open("r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with suppress(FileNotFoundError), locked(lock, waits=False, mode=None):
+            return False
     except BlockingIOError:
         return True
     return False

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import functools
 import logging
 import os
@@ -31,7 +30,7 @@ import google_crc32c
 import numpy as np
 
 from flat_tokens.annotations import UInt8s
-from flat_tokens.stores.local import kind_of
+from flat_tokens.stores.local import kind_of, locked
 
 logger = logging.getLogger(__name__)
 
@@ -187,13 +186,8 @@ class DiskCache:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[int]:
-        with _one_thread:
-            file = os.open(self._path(LOCK), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX)
-                yield file
-            finally:
-                os.close(file)
+        with _one_thread, locked(self._path(LOCK), mode=0o600) as file:
+            yield file
 
     def _recorded(self, lock: int) -> int | None:
         """The sum in the lock's file; None if it is damaged, or was written before the machine's start."""

@@ -299,6 +299,21 @@ def raise_named(error: OSError, path: str | os.PathLike[str]) -> NoReturn:
     raise error
 
 
+@contextlib.contextmanager
+def locked(path: str | os.PathLike[str], *, waits: bool = True, mode: int | None = 0o666) -> Iterator[int]:
+    """A block in which no other process has the lock of the file at *path*: its descriptor. A link is refused. *waits*: for
+    another process that has the lock, instead of a BlockingIOError. *mode*: of the file if it has to be made; None: it is not.
+    """
+    with named_errors(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if mode else 0), mode or 0)
+    try:
+        with named_errors(path):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def refuse_links(path: Path, top: str) -> None:
     """NotADirectoryError if a link is in place of *path* or a directory between it and *top*, above it."""
     place = os.fspath(path)

@@ -9,7 +9,6 @@ record of all files (``export.json``). A part whose files match its receipt is n
 from __future__ import annotations
 
 import argparse
-import fcntl
 import hashlib
 import os
 import posixpath
@@ -18,7 +17,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,6 +51,7 @@ from flat_tokens.rows.split import FlatTokens, ahead
 from flat_tokens.stores.local import (
     directory_below,
     kind_of,
+    locked,
     make_directory,
     named_errors,
     real_path,
@@ -199,18 +199,13 @@ def _note_locally(root: Store, key: str, data: bytes) -> None:
     refuse_links(Path(notes.root), root.root)
     if kind_of(notes.path(key), follow_links=False) == "file" and notes.read(key) == data:
         return
-    lock = os.open(root.path(LOCK), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    try:
-        with named_errors(root.path(LOCK)):
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(root.path(LOCK)):
         make_directory(Path(notes.root))
         with directory_below(root.root, EXPORTS) as directory, named_errors(notes.root):
             left = list(filter(HALF_NOTED.fullmatch, os.listdir(directory)))
         for name in left:
             remove(root.root, f"{EXPORTS}/{name}")
         notes.put(key, data)
-    finally:
-        os.close(lock)
 
 
 @contextmanager
@@ -232,9 +227,9 @@ def holding(store: Store) -> Iterator[None]:
         yield
         return
     make_directory(Path(store.path(BESIDE)))
-    with open(store.path(f"{BESIDE}/lock"), "ab") as lock:
+    with ExitStack() as held:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held.enter_context(locked(store.path(f"{BESIDE}/lock"), waits=False))
         except BlockingIOError as error:
             raise ValueError(f"{store.url}: another process is writing here. Wait until it has ended.") from error
         store.remove(STAGING)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import io
 import json
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from flat_tokens.stores.answers import LEAST_BYTES, WINDOW_SECONDS, bounded, check_encoding
-from flat_tokens.stores.local import kind_of, make_directory, named_errors, real_path
+from flat_tokens.stores.local import kind_of, locked, make_directory, named_errors, real_path
 from flat_tokens.stores.reading import open_plain
 from flat_tokens.stores.store import Store, read_json
 from flat_tokens.text import limits
@@ -121,7 +120,7 @@ def take_room(files: Path, size: int | None, room: int, stack: contextlib.ExitSt
     not free now. *size*: None for all bytes that kept files leave. *keeps*: the bytes are of files that stay after it.
     """
     make_directory(files)
-    with _alone(files / ".lock"):
+    with locked(files / ".lock"):
         sweep(os.fspath(files))
         taken, kept = _taken_in(files)
         size = max(room - kept, 0) if size is None else size
@@ -140,7 +139,7 @@ def take_room(files: Path, size: int | None, room: int, stack: contextlib.ExitSt
 
 def count_more(files: Path, size: int) -> None:
     """Count *size* bytes more than processes have noted for files that stay."""
-    with _alone(files / ".lock"):
+    with locked(files / ".lock"):
         for lock in files.glob(LOCKS):
             with contextlib.suppress(FileNotFoundError), lock.open("r+") as file:
                 taken, later = (file.read() or "0 0").split()
@@ -180,8 +179,10 @@ def _bring(found: FoundFile, files: Path, most: int | None, too_large: type[Valu
     if found.uri.startswith(("hf://", "datasets://")) and not found.uri.startswith(BUCKETS):
         return fetch_hub(found, files)
     note = note_of(found, files)
+    lock = files / f".{note.stem}.lock"
     # Others that wait find the file then. A late one may fetch it again.
-    with halves_in(files) as halves, _alone(files / f".{note.stem}.lock", is_removed=True):
+    with halves_in(files) as halves, locked(lock), contextlib.ExitStack() as at_end:
+        at_end.callback(lock.unlink, missing_ok=True)
         if found.immutable and (known := _noted(note)):
             return known
         with (halves / "raw").open("wb") as file:
@@ -198,21 +199,9 @@ def note_of(found: FoundFile, files: Path) -> Path:
     return files / f"{digest_of(found.uri, found.immutable, found.size)}.json"
 
 
-@contextlib.contextmanager
-def _alone(lock: Path, *, is_removed: bool = False) -> Iterator[None]:
-    """Let one of several processes work at a time. *is_removed*: the lock is, at the end."""
-    with open(lock, "ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            if is_removed:
-                lock.unlink(missing_ok=True)
-
-
 def _settle(temporary: Path, target: Path, sha256: str) -> Path:
     """Give a file its name. An equal one of that name stays, as somebody may be reading it."""
-    with _alone(target.parent / ".lock"):
+    with locked(target.parent / ".lock"):
         if kind_of(target) is not None and Store.at(target.parent).digest(target.name, "sha256").digest == sha256:
             temporary.unlink()
         else:

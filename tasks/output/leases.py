@@ -23,7 +23,16 @@ import numpy as np
 from pydantic_core import core_schema
 
 from flat_tokens.annotations import AnyArray
-from flat_tokens.stores.local import directory_below, kind_of, make_directory, named_errors, refuse_links, remove, remove_empty
+from flat_tokens.stores.local import (
+    directory_below,
+    kind_of,
+    locked,
+    make_directory,
+    named_errors,
+    refuse_links,
+    remove,
+    remove_empty,
+)
 from flat_tokens.stores.retry import brief
 from flat_tokens.stores.store import Store, read_json
 from tasks.output.paths import CACHE, RUNNING, STAGING
@@ -74,38 +83,37 @@ def attempt(root: Store, scratch: Path, build_id: str) -> Iterator[Workspace]:
     """
     home = root.root if root.is_local else os.fspath(scratch)
     sweep(home)
-    with named_errors(home):
-        lock, descriptor = _lock_in(Path(home, STAGING, build_id), home)
-    directory, key = lock.with_suffix(""), f"{STAGING}/{build_id}/{lock.stem}"
-    try:
-        directory.mkdir()
-        here = os.fspath(directory)
-        yield Workspace(replace(root, staging=here, read_once=True), here, os.fspath(scratch))
-    finally:
-        _try_to_remove(home, _moved_away(home, key))
-        _try_to_remove(home, f"{key}.lock")
-        os.close(descriptor)
-        remove_empty(home, f"{STAGING}/{build_id}", STAGING)
+    with contextlib.ExitStack() as held:
+        with named_errors(home):
+            directory = _lock_in(Path(home, STAGING, build_id), home, held).with_suffix("")
+        here, key = os.fspath(directory), f"{STAGING}/{build_id}/{directory.name}"
+        try:
+            directory.mkdir()
+            yield Workspace(replace(root, staging=here, read_once=True), here, os.fspath(scratch))
+        finally:
+            _try_to_remove(home, _moved_away(home, key))
+            _try_to_remove(home, f"{key}.lock")
+            held.close()
+            remove_empty(home, f"{STAGING}/{build_id}", STAGING)
 
 
-def _lock_in(parent: Path, home: str) -> tuple[Path, int]:
-    """Make a new file in *parent* and lock it. Return it and its descriptor. It is there before the directory that it guards:
-    without a lock, the process is dead.
+def _lock_in(parent: Path, home: str, held: contextlib.ExitStack) -> Path:
+    """Make a new file in *parent*, whose lock is *held*. It is there before the directory that it guards: without a lock, the
+    process is dead.
     """
     while True:
+        lock = parent / f"{uuid.uuid4().hex[:12]}.lock"
         try:
             refuse_links(parent, home)
             make_directory(parent)  # and with it, perhaps, the output
-            lock = parent / f"{uuid.uuid4().hex[:12]}.lock"
-            descriptor = os.open(lock, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o644)
+            held.enter_context(locked(lock))
         except (FileNotFoundError, FileExistsError):
             if kind_of(parent) not in (None, "directory"):
                 raise
             continue  # it was empty, and swept between the two lines
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         if kind_of(lock) is not None:
-            return lock, descriptor
-        os.close(descriptor)  # it was not locked yet, and swept
+            return lock
+        held.close()  # it was not locked yet, and swept
 
 
 def sweep(home: str) -> None:
@@ -115,11 +123,10 @@ def sweep(home: str) -> None:
     keys = [f"{build}/{name}" for build in builds for name in entries(home, build)]
     locks = [f"{build}/{name}" for build in builds for name in entries(home, build) if name.endswith(".lock")]
     for lock in locks:
-        with contextlib.suppress(FileNotFoundError), open(os.path.join(home, lock), "r+b") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
+        with (
+            contextlib.suppress(FileNotFoundError, BlockingIOError),
+            locked(os.path.join(home, lock), waits=False, mode=None),
+        ):
             _try_to_remove(home, lock.removesuffix(".lock"))
             remove(home, lock)
     for key in keys:

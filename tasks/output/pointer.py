@@ -11,7 +11,6 @@ published. Nothing depends on the lines: a refresh that is killed may leave none
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import getpass
 import json
 import os
@@ -43,7 +42,7 @@ from flat_tokens.manifest import (
     read_manifest,
 )
 from flat_tokens.stores import signing
-from flat_tokens.stores.local import kind_of, sync
+from flat_tokens.stores.local import kind_of, locked, sync
 from flat_tokens.stores.signing import Kind, Statement
 from flat_tokens.stores.store import Store, json_object, read_json
 from tasks.gates import Finding, Gate
@@ -352,8 +351,7 @@ def pointer_lock(root: Store) -> Iterator[None]:
         yield
         return
     check_places(root)
-    with open(root.path(LOCK), "ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(root.path(LOCK)):
         for directory in ("", ORIGINS, RUNS, FORGOTTEN, EXPORTS):
             for name in filter(HALF_WRITTEN.fullmatch, entries(root.root, directory)):  # its process is dead, for it had the lock
                 root.remove(f"{directory}/{name}".lstrip("/"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import shutil
@@ -14,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from flat_tokens.arrays.layouts import to_json
-from flat_tokens.stores.local import kind_of, make_directory, make_durable, sync
+from flat_tokens.stores.local import kind_of, locked, make_directory, make_durable, sync
 from flat_tokens.stores.store import NO_OBJECT, Store, json_object, read_record
 from tasks.models import TokenShard, digest_of
 from tasks.output.leases import Workspace
@@ -107,8 +106,7 @@ def repairing(root: Store) -> Iterator[None]:
         return
     quarantine = Path(root.path(QUARANTINE))
     make_directory(quarantine)
-    with open(quarantine / ".lock", "ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(quarantine / ".lock"):
         yield
 
 

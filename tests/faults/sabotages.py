@@ -134,8 +134,8 @@ SABOTAGES = (
     Sabotage(
         "the lock of a live attempt's staging is dropped",
         "tasks/output/leases.py",
-        "        fcntl.flock(descriptor, fcntl.LOCK_EX)\n",
-        "",
+        "            held.enter_context(locked(lock))\n",
+        "            lock.touch()\n",
         "tests/faults/test_staging.py::test_staging_of_a_live_process_stays_and_of_a_dead_one_goes",
     ),
     Sabotage(
@@ -155,8 +155,8 @@ SABOTAGES = (
     Sabotage(
         "several processes repair at a time",
         "tasks/shards/receipts.py",
-        "        fcntl.flock(lock, fcntl.LOCK_EX)\n",
-        "",
+        '    with locked(quarantine / ".lock"):\n',
+        "    with contextlib.nullcontext():\n",
         "tests/tasks/shards/test_shards.py::test_one_repairs_at_a_time",
     ),
     Sabotage(

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flat_tokens.stores import disk_cache
+from flat_tokens.stores import local
 from flat_tokens.stores.disk_cache import DATA_BYTES, DiskCache
 from tests.examples import examples, first_fast
 from tests.refusal import refusal
@@ -237,7 +237,7 @@ def test_a_disk_that_takes_nothing_costs_one_warning(tmp_path, fault, monkeypatc
     elif fault == "read-only":
         monkeypatch.setattr(os, "open", read_only)
     else:
-        monkeypatch.setattr(disk_cache.fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOLCK, "No locks")))
+        monkeypatch.setattr(local.fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOLCK, "No locks")))
     add(cache, range(1, 4))
     assert len(caplog.records) == 1
     assert f"{tmp_path}: the cache keeps nothing more, and what it lacks is fetched each time: " in caplog.text
