@@ -31,6 +31,8 @@ FORMAT, FORMAT_VERSION = "flat-tokens-record", 1
 MOST_VALUES = 1000
 """A column with more different values is left out of a record that does not ask for it by name."""
 DOCUMENTS_AT_A_TIME = 1 << 18
+KEPT_SPLIT = "columns.split"
+"""The name of a kept column that is called split, as the table of documents has it."""
 MAX_ORIGIN_BYTES = 1 << 24
 COUNTS = ("documents", "tokens", "stored_tokens", "text_bytes")
 
@@ -124,7 +126,10 @@ class _Split:
     def columns(self) -> list[str]:
         """The facts by which its documents can be counted: their source if it is recorded, and the kept columns."""
         kept = self.recorded.columns.get(self.name)
-        return [*(["source"] if self.has_records else []), *(kept.kinds if kept else ())]
+        return [
+            *(["source"] if self.has_records else []),
+            *(KEPT_SPLIT if name == "split" else name for name in (kept.kinds if kept else ())),
+        ]
 
     @cached_property
     def has_records(self) -> bool:
@@ -189,9 +194,9 @@ class _ViewSource:
                 found.append(bytes_seen(view, sizes_of_ids, epochs.rows))
             in_epoch = np.stack([self._in_split(view, one) for one in found])
             total += in_epoch * (epochs.last - epochs.first + 1)
-            rows = len(view) if epochs.rows is None else np.count_nonzero(epochs.rows)
-            each = {"first": epochs.first, "last": epochs.last, "rows": int(rows)}
-            self.by_epoch.append(each | _counts(self.split.amounts(*in_epoch).sum(axis=1)))
+            rows = len(view) if epochs.rows is None else int(np.count_nonzero(epochs.rows))
+            counts = _counts(self.split.amounts(*in_epoch).sum(axis=1))
+            self.by_epoch.append({"first": epochs.first, "last": epochs.last, "rows": rows, **counts})
         self.amounts = self.split.amounts(*total)
 
     def _in_split(self, view: SplitView, amounts: Int64s) -> Int64s:
@@ -343,7 +348,9 @@ def _by_value(split: _Split, amounts: Sequence[Amounts], name: str, is_asked: bo
     for first in range(0, len(split.lengths), DOCUMENTS_AT_A_TIME):
         stop = min(first + DOCUMENTS_AT_A_TIME, len(split.lengths))
         if is_there:
-            encoded = values_of(split.tokens, name, first, stop, lambda: split.recorded).dictionary_encode("encode")
+            encoded = values_of(
+                split.tokens, "split" if name == KEPT_SPLIT else name, first, stop, lambda: split.recorded
+            ).dictionary_encode("encode")
             if not is_asked and len(encoded.dictionary) > MOST_VALUES:
                 return None
             codes = encoded.indices.to_numpy().astype(np.int64)

@@ -208,7 +208,9 @@ class Ledger:
         try:
             view: View = getattr(open_split(resolve(Store.at(path)) / split), rows)(**settings)
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise FileNotFoundError(f"{self.path}: source {name!r}: {error}") from error
+            raise FileNotFoundError(
+                f"{self.path}: source {name!r}: {error}. If it has moved, say where it is (places, --at)"
+            ) from error
         except (ValueError, TypeError, OverflowError) as error:
             raise ValueError(f"{self.path}: source {name!r}: {error}") from error
         except OSError as error:

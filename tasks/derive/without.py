@@ -52,7 +52,7 @@ class OfVersion(NamedTuple):
     windows: UInt64s
     token_keys: UInt64s
 
-    def of(self, split: Split) -> Structs:
+    def of(self, split: str) -> Structs:
         """The forgotten documents of a split, or of those that the version left out."""
         rows: Structs = self.rows[self.rows["split"] == ALL_SPLITS.index(split)]
         return rows

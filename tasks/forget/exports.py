@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,7 +30,6 @@ from flat_tokens.tools.export import PLAN, holding
 from flat_tokens.tools.terminal import one_line, plural
 from tasks.derive.without import OfVersion
 from tasks.locations import writable
-from tasks.models import Split
 from tasks.output.forgotten import PendingForgetting
 from tasks.output.paths import EXPORTS, version_store
 from tasks.output.versions import names_of
@@ -117,7 +116,7 @@ def visits_of_forgotten(
     mixture = ledger.mixture()
     last = ledger.steps_before(before, "--before STEP, or --skip-from STEP")
     versions = {_place(version_store(root, of.version).url): of for of in holders}
-    documents, visits, steps, sources = 0, 0, [np.empty(0, np.int64)], dict[str, str]()
+    documents, steps, sources = 0, [np.empty(0, np.int64)], dict[str, str]()
     for name in ledger.names:
         where = ledger.dataset(name)
         of = versions.get(_place(where[0])) if where is not None else None
@@ -125,15 +124,15 @@ def visits_of_forgotten(
         if of is None or where is None or not isinstance(view, SplitView):
             continue
         sources[name] = of.version
-        found = mixture.seen(of.of(cast(Split, where[1]))["number"], before=last, source=name)
+        found = mixture.seen(of.of(where[1])["number"], before=last, source=name)
         documents += len(np.unique(found.asked))
-        visits += len(found.step)
-        steps.append(found.step.astype(np.int64))
-    at = np.unique(np.concatenate(steps))
+        steps.append(found.step)
+    visits = np.concatenate(steps)
+    at = np.unique(visits)
     return {
         "before": last,
         "documents": documents,
-        "visits": visits,
+        "visits": len(visits),
         "first_step": int(at[0]) if len(at) else None,
         "last_step": int(at[-1]) if len(at) else None,
         "steps": at[:STEPS].tolist(),

@@ -8,7 +8,7 @@ import numpy as np
 from tests.flat_tokens.demo import build_dataset
 from tests.sources import write_rows
 
-COLUMNS = ("language", "licence", "score", "good", "url")
+COLUMNS = ("language", "licence", "score", "split", "url")
 
 
 def rows_of(count: int, seed: int = 0) -> list[dict[str, Any]]:
@@ -18,10 +18,10 @@ def rows_of(count: int, seed: int = 0) -> list[dict[str, Any]]:
         {
             "id": f"{seed}-{i}",
             "text": ("é" if i % 3 else "ab ") * int(draw.integers(0, 40)),
-            "language": ("en", "de", "fr")[int(draw.integers(0, 3))],
-            "licence": (None, "cc-by-4.0", "cc0-1.0")[int(draw.integers(0, 3))],
+            "language": ("en", "de", "fr")[draw.integers(0, 3)],
+            "licence": (None, "cc-by-4.0", "cc0-1.0")[draw.integers(0, 3)],
             "score": float(draw.integers(0, 3)) / 4,
-            "good": bool(draw.integers(0, 2)),
+            "split": bool(draw.integers(0, 2)),
             "url": f"https://example.org/{seed}/{i}",
         }
         for i in range(count)

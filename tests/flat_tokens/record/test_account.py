@@ -175,7 +175,7 @@ class Facts:
         kept = columns_of(dataset.store, manifest, split).take(np.arange(tokens.seq_count), list(COLUMNS)).to_pylist()
         self.lengths = np.diff(tokens.seq_starts.read(0, tokens.seq_count + 1).astype(np.int64)).tolist()
         self.columns = {"source": [of_file[number] for number in files], "split": [split] * tokens.seq_count}
-        self.columns |= {name: [row[name] for row in kept] for name in COLUMNS}
+        self.columns |= {"columns.split" if name == "split" else name: [row[name] for row in kept] for name in COLUMNS}
 
 
 NAMES = ("documents", "tokens", "stored_tokens")
@@ -198,7 +198,7 @@ def counted(facts: dict[tuple[str, str], Facts], seen: Seen, by: str | None = No
 def check_counts(record: dict[str, Any], facts: dict[tuple[str, str], Facts], seen: Seen, *columns: str) -> None:
     """The counts of a record, or of a source in it, in all and by columns."""
     assert [[record[name] for name in NAMES]] == list((counted(facts, seen) or {None: [0, 0, 0]}).values())
-    for column in ("source", "language", "licence", "score", "good", *columns):
+    for column in ("source", "language", "licence", "score", "columns.split", *columns):
         listed = {(type(one["value"]), one["value"]): [one[name] for name in NAMES] for one in record["by"][column]}
         assert listed == counted(facts, seen, column)
 
@@ -280,7 +280,7 @@ def test_columns_of_many_values_are_named_and_counted_if_asked_for(corpora, monk
     asked = record_of_dataset(corpora["one"], columns=["url", "file"])
     assert list(asked["by"]) == ["url", "file"]
     assert len(asked["by"]["url"]) == 120
-    with refusal(r"no dataset has a column 'topic'; there are split, source, language, licence, score, good"):
+    with refusal(r"no dataset has a column 'topic'; there are split, source, language, licence, score, columns.split"):
         record_of_dataset(corpora["one"], columns=["topic"])
 
 

@@ -174,7 +174,7 @@ def test_a_dataset_is_described_by_its_manifest(records):
     assert set(document["license"]) == {"odc-by", "cc-by-4.0", "cc0-1.0"}
     assert set(document["inLanguage"]) == {"en", "de", "fr"}
     fields = {field["name"]: field["dataType"] for field in document["recordSet"][-1]["field"]}
-    assert fields == {"language": "sc:Text", "licence": "sc:Text", "score": "sc:Float", "good": "sc:Boolean", "url": "sc:Text"}
+    assert fields == {"language": "sc:Text", "licence": "sc:Text", "score": "sc:Float", "split": "sc:Boolean", "url": "sc:Text"}
 
 
 def test_what_is_not_known_is_left_out_and_named(records):
