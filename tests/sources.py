@@ -5,7 +5,7 @@ import gzip
 import io
 import json
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import quote
@@ -73,6 +73,20 @@ def write_arrow(place: Path | BinaryIO, table: pa.Table, group: int | None = Non
         writer.write_table(table, max_chunksize=group)
 
 
+def arrow_bytes(table: pa.Table, *, stream: bool = False) -> bytes:
+    """An Arrow file, or a stream, of two rows a batch."""
+    sink = io.BytesIO()
+    write_arrow(sink, table, 2, stream=stream)
+    return sink.getvalue()
+
+
+def parquet_bytes(table: pa.Table, **options: Any) -> bytes:
+    """A Parquet file."""
+    sink = io.BytesIO()
+    pq.write_table(table, sink, **options)
+    return sink.getvalue()
+
+
 def as_line(row: dict[str, Any]) -> str:
     return json.dumps(row, ensure_ascii=False) + "\n"
 
@@ -83,19 +97,26 @@ def as_archive(rows: Rows, group: int) -> bytes:
     for number, start in enumerate(range(0, len(rows), group)):
         some = rows[start : start + group]
         if number % 3 == 0:
-            members.append((f"{start:06}.jsonl", "".join(map(as_line, some))))
+            members.append((f"{start:06}.jsonl", "".join(map(as_line, some)).encode()))
             continue
         for i, row in enumerate(some, start):
             if number % 3 == 2:
-                members += [(f"{i:06}.jpg", "\0"), (f"{i:06}.txt", row["text"])]
+                members += [(f"{i:06}.jpg", b"\0"), (f"{i:06}.txt", row["text"].encode())]
                 row = {name: value for name, value in row.items() if name != "text"}
-            members.append((f"{i:06}.json", json.dumps(row)))
+            members.append((f"{i:06}.json", json.dumps(row).encode()))
+    return tar_bytes(members)
+
+
+def tar_bytes(members: Iterable[tuple[str, bytes]], form: int = tarfile.PAX_FORMAT, **facts: Any) -> bytes:
+    """An archive of members with these names and contents. *facts*: of each in its header."""
     written = io.BytesIO()
-    with tarfile.open(fileobj=written, mode="w") as archive:
-        for name, text in members:
+    with tarfile.open(fileobj=written, mode="w", format=form) as archive:
+        for name, data in members:
             info = tarfile.TarInfo(name)
-            info.size = len(text.encode())
-            archive.addfile(info, io.BytesIO(text.encode()))
+            info.size = len(data)
+            for fact, value in facts.items():
+                setattr(info, fact, value)
+            archive.addfile(info, io.BytesIO(data))
     return written.getvalue()
 
 
@@ -204,7 +225,8 @@ def documents_of(
         for rows in kind.read(file, part):
             ids = [None] * len(rows.texts) if rows.ids is None else to_large(rows.ids).to_pylist()
             kept = [] if rows.columns is None else [column.to_pylist() for column in rows.columns.columns]
-            texts = [one.decode("utf-8", "replace") for one in to_large(rows.texts).cast(pa.large_binary()).to_pylist()]
+            texts = to_large(rows.texts).cast(pa.large_binary()).to_pylist()
+            texts = [None if text is None else text.decode("utf-8", "replace") for text in texts]
             found += zip((rows.rows + before).tolist(), texts, ids, *kept, strict=True)
             found += [(row + before, *fault) for row, *fault in rows.faults]
             end = rows.end

@@ -65,11 +65,6 @@ MOST_REASONS = 64
 """Of a step that does not say its ``most_reasons``. A reason is a kind of documents, not a document."""
 
 
-class _Open(NamedTuple):
-    name: str
-    step: Step
-
-
 class StepsOutcome(NamedTuple):
     """The outcome of all steps for n documents. ``keep``: bool[n], which stay. ``texts``: of these. ``spans``: which characters
     of each count, None for all of them; None if no step gives spans. ``columns``: of these, those that are kept and
@@ -103,16 +98,16 @@ class ReadySteps:
     """
 
     described: tuple[JsonObject, ...] = ()
-    _open: tuple[_Open, ...] = field(default=(), repr=False)
+    _open: Mapping[str, Step] = field(default_factory=dict, repr=False)
 
     @property
     def gives_spans(self) -> bool:
-        return any(getattr(one.step, "gives_spans", False) for one in self._open)
+        return any(getattr(step, "gives_spans", False) for step in self._open.values())
 
     @property
     def gives_columns(self) -> tuple[str, ...]:
         """The columns that steps give, which a dataset keeps."""
-        return tuple(name for one in self._open for name in columns_given(one.step))
+        return tuple(name for step in self._open.values() for name in columns_given(step))
 
     def __call__(self, texts: pa.LargeStringArray, keys: UInt64s, columns: pa.RecordBatch | None = None) -> StepsOutcome:
         """Take documents through all steps, which see their kept *columns*, n rows, and those that earlier steps give. ValueError
@@ -125,7 +120,7 @@ class ReadySteps:
         spans_by: str | None = None
         left_out, changed, failed = dict[str, Int64s](), Counter[str](), list[tuple[int, str, str]]()
         matches = list[TextMatch]()
-        for name, step in self._open:
+        for name, step in self._open.items():
             if not len(texts):
                 break
             batch = {"text": texts, "key": kept.as_arrow(keys[at]), **beside}
@@ -317,7 +312,7 @@ def open_steps(steps: Sequence[JsonFacts]) -> ReadySteps:
 @functools.lru_cache(32)
 def _opened(steps_json: str) -> ReadySteps:
     """The steps of a JSON list. ValueError for a name, a version or columns that do not fit."""
-    described, opened = list[JsonObject](), list[_Open]()
+    described, opened = list[JsonObject](), dict[str, Step]()
     names = Counter[str]()
     for step in json.loads(steps_json):
         use, options, version = step["use"], step.get("options") or {}, step.get("version")
@@ -326,11 +321,11 @@ def _opened(steps_json: str) -> ReadySteps:
         name = step.get("name") or (use if names[use] == 1 else f"{use}-{names[use]}")
         if not NAME.fullmatch(name):
             raise ValueError(f"{name!r} is not a name of a step; take letters, digits, dashes and underscores")
-        if name in [one.name for one in opened]:
+        if name in opened:
             raise ValueError(f"{name!r} is the name of two steps; give one of them another")
         if version not in (None, installed):
             raise ValueError(f"step {use!r} is of version {installed} here, and was of version {version}")
-        given, taken = columns_given(made), [column for one in opened for column in columns_given(one.step)]
+        given, taken = columns_given(made), [column for before in opened.values() for column in columns_given(before)]
         for number, column in enumerate(given):
             if not isinstance(column, str) or not COLUMN.fullmatch(column):
                 raise ValueError(f"step {name!r} gives a column {column!r}, which is not a name")
@@ -342,8 +337,8 @@ def _opened(steps_json: str) -> ReadySteps:
                 raise ValueError(f"the column {column!r} is given twice, by step {name!r} the second time. Give it another name")
         options = getattr(made, "described_as", options)
         described.append({"use": use, "name": name, "version": installed, "options": options})
-        opened.append(_Open(name, made))
-    return ReadySteps(tuple(described), tuple(opened))
+        opened[name] = made
+    return ReadySteps(tuple(described), opened)
 
 
 def _made(use: str, options: JsonFacts) -> tuple[Step, str]:

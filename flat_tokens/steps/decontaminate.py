@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flat_tokens.annotations import Bools, Int64Pair, Int64s, IntPair, JsonObject, UInt8s, UInt64s
+from flat_tokens.annotations import Bools, Int64Pair, Int64s, JsonObject, UInt8s, UInt64s
 from flat_tokens.columns import as_arrow, texts_as_arrow
 from flat_tokens.extras import pa
 from flat_tokens.rows.views import ranges, running_sums
@@ -154,12 +154,13 @@ class QuestionIndex:
         self._longest, self._runs = size, list[_Runs]()
         many = np.maximum(counts - size + 1, 0)
         text = np.repeat(np.arange(len(counts)), many)
-        if len(first := ranges(words.bounds[:-1], many)):
-            runs = np.stack([first, np.full(len(first), size), of_set[text], number[text]])
-            self._runs.append(_Runs.of(size, words, runs))
-        if len(short := np.flatnonzero((counts >= least) & (counts < size))):
-            runs = np.stack([words.bounds[short], counts[short], of_set[short], number[short]])
-            self._runs.append(_Runs.of(least, words, runs))
+        short = np.flatnonzero((counts >= least) & (counts < size))
+        for shortest, of, first, lengths in (
+            (size, text, ranges(words.bounds[:-1], many), np.full(len(text), size)),
+            (least, short, words.bounds[short], counts[short]),
+        ):
+            if len(first):
+                self._runs.append(_Runs.of(shortest, words, np.stack([first, lengths, of_set[of], number[of]])))
 
     def find(self, data: UInt8s, offsets: Int64s) -> Found:
         """The places in texts, of which text k is ``data[offsets[k]:offsets[k + 1]]``."""
@@ -327,7 +328,11 @@ class Decontaminate:
         found = self.index.find(data, offsets)
         matches = self._matches(found)
         if self._action == "mark":
-            return Outcome(columns={self.gives_columns[0]: self._marks(found, len(texts))}, matches=matches)
+            by_document = dict[int, list[str]]()
+            for match in matches:
+                by_document.setdefault(match.document, []).append(match.name)
+            marks = [",".join(by_document[i]) if i in by_document else None for i in range(len(texts))]
+            return Outcome(columns={self.gives_columns[0]: texts_as_arrow(marks)}, matches=matches)
         if not matches:
             return Outcome()
         names: list[str | None] = [None] * len(texts)
@@ -357,30 +362,12 @@ class Decontaminate:
             )
         ]
 
-    def _marks(self, found: Found, count: int) -> pa.Array:
-        """The names of the sets that each of *count* documents matches, a comma between two; null for none."""
-        names = dict[int, list[str]]()
-        for match in self._matches(found):
-            names.setdefault(match.document, []).append(match.name)
-        marks: list[str | None] = [None] * count
-        for document, of in names.items():
-            marks[document] = ",".join(of)
-        return texts_as_arrow(marks)
-
     def _without(self, text: str, starts: Int64s, stops: Int64s) -> str:
-        """The text without the bytes ``starts[i]:stops[i]`` and their context."""
+        """The text without the bytes ``starts[i]:stops[i]`` and their context. *starts* are in order."""
         is_first = np.frombuffer(text.encode(), np.uint8) & 0xC0 != 0x80
         before = running_sums(is_first)  # bytes -> characters
         parts, end = list[str](), 0
-        for start, stop in merged(before[starts] - self._context, before[stops] + self._context):
-            parts.append(text[end : max(start, 0)])
-            end = stop
+        for start, stop in zip(before[starts].tolist(), before[stops].tolist(), strict=True):
+            parts.append(text[end : max(start - self._context, 0)])
+            end = max(end, stop + self._context)
         return JOINED_BY.join(part for part in (*parts, text[end:]) if part)
-
-
-def merged(starts: Int64s, stops: Int64s) -> list[IntPair]:
-    """Ranges in order, those that touch joined. *starts* are in order."""
-    ends = np.maximum.accumulate(stops)
-    is_new = np.concatenate([np.ones(min(len(starts), 1), bool), starts[1:] > ends[:-1]])
-    last = np.flatnonzero(np.concatenate([is_new[1:], np.ones(min(len(starts), 1), bool)]))
-    return list(zip(starts[is_new].tolist(), ends[last].tolist(), strict=True))

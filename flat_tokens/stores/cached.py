@@ -140,7 +140,7 @@ class CachedStore(Store):
         return self.units.objects.get(self.path(key)[len(self.units.origin.root.rstrip("/")) + 1 :])
 
 
-_all: weakref.WeakSet[Units] = weakref.WeakSet()
+_units_here: weakref.WeakSet[Units] = weakref.WeakSet()
 
 
 class Units:
@@ -150,7 +150,7 @@ class Units:
         self.origin, self.objects, self.disk, self.read_ahead = origin, objects, disk, read_ahead
         self._most_bytes = max(2 * read_ahead, MEMORY_BYTES)
         self._begin_anew()
-        _all.add(self)
+        _units_here.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Units, (self.origin, self.objects, self.disk, self.read_ahead)
@@ -392,7 +392,7 @@ def _end(tickets: SimpleQueue[Any], begun: SimpleQueue[Any], unkept: SimpleQueue
 
 
 def _begin_anew_after_fork() -> None:
-    for units in list(_all):
+    for units in list(_units_here):
         units._begin_anew()
 
 

@@ -385,8 +385,8 @@ class Store:
     def infos(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Every object below the root as (key, info), as ``listing`` does. Of a local one, info has ``size`` and ``mtime``."""
         prefix = len(self.root.rstrip("/")) + 1
-        self.fs.invalidate_cache()
         if not self.is_local:
+            self.fs.invalidate_cache()
             found = self.ask("find", detail=True, withdirs=False)
             # A list is what the client of Azure answers if the root is an object.
             found = found if isinstance(found, dict) else {self.root: self.info("")}
@@ -609,7 +609,7 @@ class ObjectWriter:
 
     def write(self, data: Any) -> None:
         """Append the bytes of anything with a contiguous buffer."""
-        view = memoryview(data).cast("B") if not isinstance(data, bytes) else memoryview(data)
+        view = memoryview(data).cast("B")
         self.size += len(view)
         self._sink.write(view)
 

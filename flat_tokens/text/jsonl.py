@@ -61,14 +61,13 @@ codecs.register_error("lone-surrogate", lambda error: ("\ud800", error.end))  # 
 
 def read(file: TextFile, part: Range) -> Iterator[Rows]:
     start = seen = 0
-    id_type, limit = None, limits.longest_line(file.max_bytes)
+    limit = limits.longest_line(file.max_bytes)
     types: Types = {}
     for block, whole in blocks(file, part, LINE_FEED, limit):
         seen += len(block)
         if whole:
             types = _types_to_try(block, file, types)
-            rows, id_type = _parse_fast(block, file, limit, start, seen, id_type, types)
-            rows = rows or _parse_lines(block, file, limit, start, seen)
+            rows = _parse_fast(block, file, limit, start, seen, types) or _parse_lines(block, file, limit, start, seen)
             fields = rows.columns.schema if rows.columns is not None else ()
             found = {one.name: one.type for one in fields if not pa.types.is_null(one.type)}
             # The parser makes texts of this kind.
@@ -96,7 +95,7 @@ def parse_block(block: bytes, file: TextFile) -> Rows:
 
 def _parse_alone(block: bytes, file: TextFile) -> Rows | None:
     limit = limits.longest_line(file.max_bytes)
-    return _parse_fast(block, file, limit, 0, len(block), None, _types_to_try(block, file, {}))[0]
+    return _parse_fast(block, file, limit, 0, len(block), _types_to_try(block, file, {}))
 
 
 def _types_to_try(block: bytes, file: TextFile, known: Types) -> Types:
@@ -114,11 +113,9 @@ def _types_to_try(block: bytes, file: TextFile, known: Types) -> Types:
     return types
 
 
-def _parse_fast(
-    block: bytes, file: TextFile, limit: int, start: int, seen: int, id_type: pa.DataType | None, types_of_kept: Types
-) -> tuple[Rows | None, pa.DataType | None]:
-    """The lines of a block by Arrow's parser, and the type of their ids, which is tried first for the next block; None
-    if the parser does not take a line, so that each is looked at alone.
+def _parse_fast(block: bytes, file: TextFile, limit: int, start: int, seen: int, types: Types) -> Rows | None:
+    """The lines of a block by Arrow's parser; None if it does not take a line, so that each is looked at alone. *types*: of kept
+    columns and of ids, that are tried first; the type of these ids is added.
     """
     data = np.frombuffer(block, np.uint8)
     ends = np.flatnonzero(data == ord("\n"))
@@ -132,14 +129,15 @@ def _parse_fast(
         or _deeply_nested(block, data, starts, ends)
         or (has_paths(file.columns) and _may_have_dots(block, file.columns))
     ):
-        return None, id_type
+        return None
     has_own_id = file.id_column not in (None, *file.text_columns)
-    types = sorted((pa.string(), pa.int64()), key=lambda kind: kind != (id_type or pa.string()))
-    kept = {name: types_of_kept.get(name, pa.null()) for name in file.kept_here}
+    id_types = sorted((pa.string(), pa.int64()), key=lambda kind: kind != types.get(file.id_column or "", pa.string()))
+    kept = {name: types.get(name, pa.null()) for name in file.kept_here}
     with_fractions = {name: pa.float64() if one == pa.int64() else one for name, one in kept.items()}
     tried = [kept] if kept == with_fractions else [kept, with_fractions]
-    for kind, beside in itertools.product(types if has_own_id else types[:1], tried):
-        own = {**dict.fromkeys(file.text_columns, pa.string()), **({file.id_column: kind} if has_own_id else {})}
+    for kind, beside in itertools.product(id_types if has_own_id else id_types[:1], tried):
+        own_id = {str(file.id_column): kind} if has_own_id else {}
+        own = {**dict.fromkeys(file.text_columns, pa.string()), **own_id}
         fields = {**beside, **own}
         try:
             table = pa.json.read_json(
@@ -154,17 +152,18 @@ def _parse_fast(
         except pa.ArrowException:
             continue
         if table.num_rows != len(ends):  # several objects on a line
-            return None, id_type
+            return None
         fractions = [columns[name].to_numpy(zero_copy_only=False) for name in beside if columns[name].type == pa.float64()]
         if any((np.abs(some) >= FLOAT64_HAS_ALL).any() for some in fractions):  # integers, which Arrow's parser may have rounded
-            return None, id_type
+            return None
         end = start + len(ends)
         ids = columns[file.id_column] if file.id_column else None
         rows = Rows(file.texts(columns), ids, np.arange(start, end), end, seen, columns=file.kept(columns, len(ends)))
         needed = [columns[name] for name in own]
         nulls = {int(i) for values in needed if values.null_count for i in np.flatnonzero(values.is_null())}
-        return _without_faults(rows, {i: _fault_of(block[starts[i] : ends[i]], file) for i in sorted(nulls)}), kind
-    return None, id_type
+        types |= own_id
+        return _without_faults(rows, {i: _fault_of(block[starts[i] : ends[i]], file) for i in sorted(nulls)})
+    return None
 
 
 def _may_have_dots(block: bytes, paths: Sequence[str]) -> bool:

@@ -38,7 +38,7 @@ def read(file: TextFile, part: Range) -> Iterator[Rows]:
         groups = range(part.start, part.stop)
         first, last = part.rows or (0, sum(parquet.metadata.row_group(i).num_rows for i in groups))
         start = 0
-        with _room_for_pages.taken(largest):
+        with room_for_pages(largest):
             batches = _batches(parquet, list(groups), file.columns, first, last, columns, file.batch_bytes or limits.BATCH_BYTES)
             for batch in batches if file.batch_bytes else _even(batches):
                 seen = part.text_bytes * (start + len(batch)) // (last - first)
@@ -53,10 +53,10 @@ def _opened(file: TextFile) -> Iterator[pa.parquet.ParquetFile]:
         opened = stack.enter_context(library_path(file.path) if file.is_local else file.open())
         if file.content is not None:
             opened = pa.BufferReader(file.content)
-        state, known = FOOTERS.find(file)
+        state, known = _footer_of(file)
         parquet = stack.enter_context(open_in_pieces(opened, metadata=known))
         if known is None:
-            FOOTERS.keep(file, state, parquet.metadata)
+            _keep_footer(file, state, parquet.metadata)
         yield parquet
 
 
@@ -131,29 +131,24 @@ def _sizes(metadata: pa.parquet.FileMetaData, name: str) -> list[int]:
     return [sum(group.column(i).total_uncompressed_size for i in leaves) for group in groups]
 
 
-class Room:
-    """Bytes of memory or of a disk that threads share. A thread that wants more than is left waits for the others, at last until
-    it is alone.
+_page_bytes, _pages_change = 0, threading.Condition()
+
+
+@contextlib.contextmanager
+def room_for_pages(size: int) -> Iterator[None]:
+    """A block in which a thread holds pages of *size* bytes, of LARGEST_PAGE for all threads. One that wants more than is left
+    waits for the others, at last until it is alone.
     """
-
-    def __init__(self, size: int) -> None:
-        self._size, self._taken = size, 0
-        self._changed = threading.Condition()
-
-    @contextlib.contextmanager
-    def taken(self, size: int) -> Iterator[None]:
-        with self._changed:
-            self._changed.wait_for(lambda: self._taken == 0 or self._taken + size <= self._size)
-            self._taken += size
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._taken -= size
-                self._changed.notify_all()
-
-
-_room_for_pages = Room(limits.LARGEST_PAGE)
+    global _page_bytes
+    with _pages_change:
+        _pages_change.wait_for(lambda: _page_bytes == 0 or _page_bytes + size <= limits.LARGEST_PAGE)
+        _page_bytes += size
+    try:
+        yield
+    finally:
+        with _pages_change:
+            _page_bytes -= size
+            _pages_change.notify_all()
 
 
 def _even(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -187,7 +182,7 @@ def _metadata(file: TextFile) -> pa.parquet.FileMetaData:
         return file.columns
 
     with file.open() as opened:
-        state, known = FOOTERS.find(file)
+        state, known = _footer_of(file)
         try:
             _, metadata = sound_metadata(opened, checked, known)
         except OSError as error:
@@ -198,7 +193,7 @@ def _metadata(file: TextFile) -> pa.parquet.FileMetaData:
                 f"{file.name}: a column of {columns} is encrypted, and there are no keys here. Write it without encryption first."
             ) from error
         if known is None:
-            FOOTERS.keep(file, state, metadata)
+            _keep_footer(file, state, metadata)
         return metadata
 
 
@@ -264,33 +259,30 @@ KEPT_BYTES = 8 << 20
 """Bytes of the footers that are kept, as files have them; the latest one is kept whatever its size."""
 
 FileState: TypeAlias = "tuple[str, int, int, int, int] | None"
+_footers: OrderedDict[FileState, pa.parquet.FileMetaData] = OrderedDict()
+"""The footers of the files on this machine that were opened last. Threads share them."""
+_lock = threading.Lock()
 
 
-class Footers:
-    """The footers of the files on this machine that were opened last. Threads share it."""
+def _footer_of(file: TextFile) -> tuple[FileState, pa.parquet.FileMetaData | None]:
+    """The state of a file now, and its footer. None if that has to be read."""
+    state = _state_of(file)
+    with _lock:
+        if state not in _footers:
+            return state, None
+        _footers.move_to_end(state)
+        return state, _footers[state]
 
-    def __init__(self) -> None:
-        self._kept: OrderedDict[FileState, pa.parquet.FileMetaData] = OrderedDict()
-        self._lock = threading.Lock()
 
-    def find(self, file: TextFile) -> tuple[FileState, pa.parquet.FileMetaData | None]:
-        """The state of a file now, and its footer. None if that has to be read."""
-        state = _state_of(file)
-        with self._lock:
-            if state not in self._kept:
-                return state, None
-            self._kept.move_to_end(state)
-            return state, self._kept[state]
-
-    def keep(self, file: TextFile, state: FileState, footer: pa.parquet.FileMetaData) -> None:
-        """Keep the footer that was read of a file after it had been in that state, if it still is."""
-        if state is None or _state_of(file) != state:
-            return
-        with self._lock:
-            self._kept[state] = footer
-            self._kept.move_to_end(state)
-            while len(self._kept) > 1 and sum(one.serialized_size for one in self._kept.values()) > KEPT_BYTES:
-                self._kept.popitem(last=False)
+def _keep_footer(file: TextFile, state: FileState, footer: pa.parquet.FileMetaData) -> None:
+    """Keep the footer that was read of a file after it had been in that state, if it still is."""
+    if state is None or _state_of(file) != state:
+        return
+    with _lock:
+        _footers[state] = footer
+        _footers.move_to_end(state)
+        while len(_footers) > 1 and sum(one.serialized_size for one in _footers.values()) > KEPT_BYTES:
+            _footers.popitem(last=False)
 
 
 def _state_of(file: TextFile) -> FileState:
@@ -299,6 +291,3 @@ def _state_of(file: TextFile) -> FileState:
         return None
     status = os.stat(file.path)
     return (file.path, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-
-
-FOOTERS = Footers()

@@ -190,8 +190,7 @@ class CollectedRows:
 
     def __init__(self, file: TextFile) -> None:
         self._file = file
-        self._found: list[tuple[int, bytes | None, bytes | None]] = []
-        self._kept: list[Sequence[Any]] = []
+        self._found: list[Sequence[Any]] = []
         self.faults: list[tuple[int, str, str]] = []
         self.size = 0
 
@@ -203,20 +202,19 @@ class CollectedRows:
         size = self._file.batch_bytes or limits.BATCH_BYTES
         if len(self) and (is_last or self.size >= size or len(self) >= limits.BATCH_ROWS):
             yield self.rows(end, seen)
-            self._found, self._kept, self.faults, self.size = [], [], [], 0
+            self._found, self.faults, self.size = [], [], 0
 
     def add(self, row: int, text: bytes | None, identity: bytes | None, kept: Sequence[Any] = ()) -> None:
         """Add a row. *kept*: the value of each kept column of the file: None, a truth, a number, or text, which may be UTF-8
         already.
         """
-        self._found.append((row, text, identity))
-        self._kept.append(kept)
+        self._found.append((row, text, identity, *kept))
 
     def rows(self, end: int, seen: int) -> Rows:
-        rows, *values = zip(*self._found, strict=True) if self._found else ((), (), ())
-        texts, ids = (kept.texts_as_arrow(column, pa.large_binary()) for column in values)
-        file, kept_values = self._file, zip(*self._kept, strict=True) if self._kept else ()
-        named = zip(file.kept_here, kept_values or [()] * len(file.kept_here), strict=True)
+        file = self._file
+        rows, *values = zip(*self._found, strict=True) if self._found else [()] * (3 + len(file.kept_here))
+        texts, ids = (kept.texts_as_arrow(column, pa.large_binary()) for column in values[:2])
+        named = zip(file.kept_here, values[2:], strict=True)
         columns = file.kept({name: values_as_array(column, name, file.name) for name, column in named}, len(rows))
         found = np.array(rows, np.int64)
         return Rows(texts, ids if file.id_column else None, found, end, seen, tuple(self.faults), columns)

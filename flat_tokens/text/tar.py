@@ -156,14 +156,11 @@ def _neighbours(file: TextFile, opened: BinaryIO, start: int, stop: int) -> Iter
             raise ValueError(f"{file.name} has the member {name!r}, which is not read in an archive. Unpack it first: tar -xf")
         if member.ending not in (*TEXTS, *OBJECTS, *LINES):
             continue
-        is_alone = member.ending in LINES
+        is_alone = any(one.ending in LINES for one in (*held, member))
         if held and (is_alone or held[0].stem != member.stem or any(one.ending == member.ending for one in held)):
             yield Neighbours(tuple(held))
             held = []
         held.append(member)
-        if is_alone:
-            yield Neighbours(tuple(held))
-            held = []
     if held:
         yield Neighbours(tuple(held))
 

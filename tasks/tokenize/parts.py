@@ -7,6 +7,7 @@ many texts together: the places of its tokens follow from the bytes that they st
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import unicodedata
@@ -93,22 +94,13 @@ class PartEncoder:
         """The tokens of texts. The reference tokenizes those that the engine does not take, or whose tokens do not tell their
         places.
         """
-        count, faults = len(texts.counts), dict(texts.faults)
-        if self._engine is None:
-            return self._together(texts, None, range(count), faults)
-        try:
-            tokens, unknown = self._by_engine(texts, self._engine)
-        except UnencodableError:
-            return self._together(texts, None, range(count), faults)
-        parts = running_sums(texts.counts)
-        others = np.unique(np.searchsorted(parts, np.flatnonzero(unknown), "right") - 1)
-        empty = np.flatnonzero((np.diff(tokens.offsets) == 0) & (texts.counts > 0))
-        return self._together(texts, tokens, np.union1d(others, empty).tolist(), faults)
-
-    def _together(
-        self, texts: TextParts, tokens: Tokens | None, others: Iterable[int], faults: dict[int, BadText]
-    ) -> MaskedTexts:
-        """The tokens that there are already, with those of *others* by the reference."""
+        tokens, others, faults = None, list(range(len(texts.counts))), dict(texts.faults)
+        if self._engine is not None:
+            with contextlib.suppress(UnencodableError):
+                tokens, unknown = self._by_engine(texts, self._engine)
+                unplaced = np.searchsorted(running_sums(texts.counts), np.flatnonzero(unknown), "right") - 1
+                empty = np.flatnonzero((np.diff(tokens.offsets) == 0) & (texts.counts > 0))
+                others = np.union1d(unplaced, empty).tolist()
         by_reference = self._by_reference(texts, [i for i in others if i not in faults])
         if tokens is not None and not by_reference and not faults:
             return MaskedTexts(tokens, faults)

@@ -26,6 +26,7 @@ from flat_tokens.vocabulary import (
     PATTERNS,
     R50K,
     ByteValues,
+    PublishedRanks,
     Ranks,
     SentencePieceModel,
     TokenizerJson,
@@ -35,7 +36,7 @@ from flat_tokens.vocabulary import (
 from tasks.config import TokenizerConfig
 from tasks.tokenize.characters import CHARACTERS_OF_17, LETTERS_OF_17, Choose, changed_by_nfc, divided
 from tasks.tokenize.engines import Encode, Tokenizer, Tokens, concatenate, gigatoken_encode, with_timeout
-from tasks.tokenize.fast_json import FastDefinition, NotKnownError, fast_definition
+from tasks.tokenize.fast_json import NotKnownError, fast_definition
 from tasks.tokenize.probes import texts_of_json, texts_of_pieces, texts_of_ranks
 from tasks.tokenize.trial import is_from_a_file, try_out
 
@@ -55,8 +56,7 @@ def load_tokenizer(config: TokenizerConfig) -> Tokenizer:
             f"{config.name} holds ranks, not the pattern that splits text before merging. Set tokenizer.pattern to the pattern, "
             f"or to the encoding whose it is: {', '.join(PATTERNS)}."
         )
-    kind = Ranks if isinstance(definition, Ranks) else type(definition)
-    tokenizer = replace(ENGINES[kind](definition), token_bytes=partial(token_bytes_of, definition))
+    tokenizer = replace(ENGINES[type(definition)](definition), token_bytes=partial(token_bytes_of, definition))
     if is_from_a_file(config.name):
         reference, make_fast = tokenizer.reference, tokenizer.make_fast
         fast = None if make_fast is None else lambda: with_timeout(make_fast(), config)
@@ -146,7 +146,6 @@ def json_tokenizer(of: TokenizerJson) -> Tokenizer:
         encodings = tokenizer.encode_batch_fast(texts.to_pylist(), add_special_tokens=False)
         return concatenate(np.array(encoding.ids, np.uint32) for encoding in encodings)
 
-    known: FastDefinition | None = None
     why_slow = None
     try:
         known = fast_definition(of)
@@ -156,8 +155,6 @@ def json_tokenizer(of: TokenizerJson) -> Tokenizer:
     def make_fast() -> Encode:
         import gigatoken  # slow to import, and not of use to every build
 
-        if known is None:
-            raise ValueError(f"the fast engine does not know {of.name}: {why_slow}")
         fast, choices = gigatoken_encode(gigatoken.Tokenizer.from_json(known.json)), list[Choose]()
         if known.is_nfc:  # it does not put several accents in order
             choices.append(changed_by_nfc)
@@ -166,7 +163,8 @@ def json_tokenizer(of: TokenizerJson) -> Tokenizer:
         return divided(fast, encode, *choices) if choices else fast
 
     decode, probes = partial(tokenizer.decode, skip_special_tokens=False), partial(texts_of_json, of)
-    return Tokenizer(of.name, of.digest, highest, encode, make_fast, decode, of.revision, why_slow=why_slow, probes=probes)
+    fast = make_fast if why_slow is None else None
+    return Tokenizer(of.name, of.digest, highest, encode, fast, decode, of.revision, why_slow=why_slow, probes=probes)
 
 
 def pieces_tokenizer(definition: SentencePieceModel) -> Tokenizer:
@@ -194,6 +192,7 @@ def pieces_tokenizer(definition: SentencePieceModel) -> Tokenizer:
 ENGINES: dict[type, Callable[[Any], Tokenizer]] = {
     ByteValues: bytes_tokenizer,
     Ranks: ranks_tokenizer,
+    PublishedRanks: ranks_tokenizer,
     TokenizerJson: json_tokenizer,
     SentencePieceModel: pieces_tokenizer,
 }

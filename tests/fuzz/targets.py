@@ -18,7 +18,6 @@ from typing import Any
 import numcodecs
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import zarr
 import zstandard
 from blake3 import blake3
@@ -54,7 +53,7 @@ from tests.fuzz.mutators import OPCODES, doubles, either, havoc, json_values
 from tests.fuzz.strangers import STRANGERS
 from tests.fuzz.thrift import parquet
 from tests.made import write_sequences
-from tests.sources import as_archive, as_record, write_arrow
+from tests.sources import as_archive, as_record, parquet_bytes, tar_bytes, write_arrow
 from tests.tasks.test_groups import group
 
 NUMBERS = doubles(4, 8)
@@ -126,10 +125,7 @@ def source(name: str, file: str, seeds: Callable[[], list[bytes]], mutate: Any, 
 TEXTS = [None if i % 7 == 5 else f"text {i} " * (i % 4) for i in range(24)]
 
 
-def _parquet_file(table: pa.Table, **options: Any) -> bytes:
-    sink = io.BytesIO()
-    pq.write_table(table, sink, store_schema=False, **options)
-    return sink.getvalue()
+_parquet_file = partial(parquet_bytes, store_schema=False)
 
 
 def parquet_seeds() -> list[bytes]:
@@ -203,12 +199,8 @@ NESTED = [b'{"text":"a","id":1} {"text":null,"id":"b"}', b'{"text":"a","id":1,"m
 
 def tar_seeds() -> list[bytes]:
     rows = [{"id": f"{i}", "text": f"text {i} " * i} for i in range(8)]
-    long = io.BytesIO()
-    with tarfile.open(fileobj=long, mode="w", format=tarfile.GNU_FORMAT) as archive:
-        info = tarfile.TarInfo("long/" * 30 + "name.txt")
-        info.size = 3
-        archive.addfile(info, io.BytesIO(b"abc"))
-    return [as_archive(rows, 2), as_archive(rows[:2], 1), long.getvalue()]
+    long = tar_bytes([("long/" * 30 + "name.txt", b"abc")], tarfile.GNU_FORMAT)
+    return [as_archive(rows, 2), as_archive(rows[:2], 1), long]
 
 
 def warc_seeds() -> list[bytes]:

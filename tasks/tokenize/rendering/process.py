@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any, BinaryIO, TypeVar
 
 from tasks.tokenize.rendering.forms import RenderedConversation
-from tasks.tokenize.rendering.messages import Names, RefusedError
+from tasks.tokenize.rendering.messages import RefusedError
 from tasks.tokenize.rendering.renderer import NotATemplateError, Renderer
 from tasks.tokenize.rendering.request import ANSWER, BATCH, FACTS, Limits, Settings
 
@@ -99,11 +99,12 @@ class Limiter:
             raise RefusedError(f"it cannot be rendered: {type(error).__name__}: {error}") from error
 
 
-def trial(renderer: Renderer, limiter: Limiter, names: Names, boundary: str | None) -> str | None:
+def trial(renderer: Renderer, limiter: Limiter, boundary: str | None) -> str | None:
     """The fault of a template that a few short messages show; None if there is none. Messages that it does not accept are no
     fault: documents will show whether they occur. *boundary*: the text before tools, if there are tools.
     """
     for roles in TRIAL:
+        names = renderer.names
         text = json.dumps([{names.role: role, names.content: f"message {i}"} for i, role in enumerate(roles)])
         text += "" if boundary is None else boundary + json.dumps([TRIED_TOOL])
         try:
@@ -192,7 +193,7 @@ def main() -> None:
     settings, limiter = Settings(**given["settings"]), Limiter(Limits(**given["limits"]))
     try:
         renderer = limiter.call(Renderer, settings, len(settings.template), "to be read")
-        fault = trial(renderer, limiter, renderer.names, settings.boundary)
+        fault = trial(renderer, limiter, settings.boundary)
     except (RefusedError, NotATemplateError) as error:
         fault = str(error)
     if fault is not None:

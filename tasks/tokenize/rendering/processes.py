@@ -178,9 +178,12 @@ class Renderers:
                 if len(part) > 1 or times < ATTEMPTS:
                     alone = True
                     continue
-                yield _refused(
-                    "the process that renders it ended each time: the chat template takes too much time or memory for it"
+                nothing = np.empty(0, np.int64)
+                fault = BadText(
+                    "limits",
+                    "the process that renders it ended each time: the chat template takes too much time or memory for it",
                 )
+                yield TextParts(np.zeros(1, np.int64), nothing, texts.slice(0, 0), nothing.reshape(0, 2), {0: fault})
                 at, alone, times = at + 1, False, 0
 
     @contextlib.contextmanager
@@ -231,13 +234,6 @@ def _forget_all() -> None:
     for _, one in _idle:
         one.forget()
     _idle.clear()
-
-
-def _refused(detail: str) -> TextParts:
-    """The answer for one text that is refused."""
-    nothing = np.empty(0, np.int64)
-    texts = pa.LargeStringArray.from_buffers(0, pa.py_buffer(np.zeros(1, np.int64)), pa.py_buffer(b""))
-    return TextParts(np.zeros(1, np.int64), nothing, texts, nothing.reshape(0, 2), {0: BadText("limits", detail)})
 
 
 atexit.register(_end_all)

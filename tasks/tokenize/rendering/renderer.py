@@ -99,7 +99,10 @@ class Renderer:
         if simple is not None and (form := self._forms.get(simple.roles)) and (formed := self._formed(form, simple)):
             return formed
         given = data.decode()
-        text, tools = self._with_tools(given)
+        text, tools = given, None
+        if self._settings.boundary is not None:
+            text, _, listed = given.partition(self._settings.boundary)
+            tools = read_tools(listed)
         found = read_messages(text)
         self.template.prepare(given)
         fault = self.names.fault_of(found)
@@ -199,13 +202,6 @@ class Renderer:
             if any(last.startswith(rest) or any(one.startswith(rest) or rest.startswith(one) for one in begun) for rest in rests):
                 self._joining.add(roles)
         self._forms[roles] = form
-
-    def _with_tools(self, text: str) -> tuple[str, list[dict[str, Any]] | None]:
-        """A conversation without its tools, and these."""
-        if self._settings.boundary is None:
-            return text, None
-        text, _, tools = text.partition(self._settings.boundary)
-        return text, read_tools(tools)
 
     def _value_aside(self, value: Any, aside: list[str], depth: int) -> Any:
         """A value with the special strings in it put aside, and what a special string could begin with at an end."""

@@ -186,9 +186,17 @@ def _is_alike(parsed: nodes.Template) -> bool:
     )
 
 
-class _Function:
-    """A function that has no text: the usual one would be its address, which changes."""
+class _WithoutText:
+    """A value that a template may use, not write: its usual text would have its address, which changes."""
 
+    __slots__ = ()
+    kind = "a function where text is wanted"
+
+    def __repr__(self) -> str:
+        raise TemplateError(f"it writes {self.kind}")
+
+
+class _Function(_WithoutText):
     __slots__ = ("_function",)
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -197,14 +205,12 @@ class _Function:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(*args, **kwargs)
 
-    def __repr__(self) -> str:
-        raise TemplateError("it writes a function where text is wanted")
 
-
-class _ReadOnce:
-    """Items that can be read once. They have no text, as functions have none."""
+class _ReadOnce(_WithoutText):
+    """Items that can be read once."""
 
     __slots__ = ("_items",)
+    kind = "items where text is wanted; put '| list' or '| join' after them"
 
     def __init__(self, items: Iterator[Any]) -> None:
         self._items = items
@@ -215,18 +221,13 @@ class _ReadOnce:
     def __next__(self) -> Any:
         return next(self._items)
 
-    def __repr__(self) -> str:
-        raise TemplateError("it writes items where text is wanted; put '| list' or '| join' after them")
+
+class _Cycler(_WithoutText, Cycler):
+    kind = "a cycler where text is wanted"
 
 
-class _Cycler(Cycler):
-    def __repr__(self) -> str:
-        raise TemplateError("it writes a cycler where text is wanted")
-
-
-class _Joiner(Joiner):
-    def __repr__(self) -> str:
-        raise TemplateError("it writes a joiner where text is wanted")
+class _Joiner(_WithoutText, Joiner):
+    kind = "a joiner where text is wanted"
 
 
 def _without_text(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,7 +1,6 @@
 """The step ``decontaminate``: which documents have some of a question, and what is done with them."""
 
 import hashlib
-import itertools
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flat_tokens.steps import decontaminate, open_steps
-from flat_tokens.steps.decontaminate import Decontaminate, QuestionIndex, Questions, merged
+from flat_tokens.steps.decontaminate import Decontaminate, QuestionIndex, Questions
 from flat_tokens.text.rows import text_buffers
 from tests.examples import examples
 from tests.flat_tokens.steps.taking import taken
@@ -117,6 +116,7 @@ def test_mark_writes_the_names_of_the_sets(tmp_path):
         (0, f"é「{Q.upper()}」日本", "é「\n」日本"),
         (2, f"{Q} ab {Q} and the rest", "nd the rest"),
         (99, Q, ""),
+        (9, f"{Q} a longer text between them {Q}", " text betw"),
     ],
 )
 def test_span_cuts_the_words_and_their_context_out(tmp_path, context, text, left):
@@ -124,15 +124,6 @@ def test_span_cuts_the_words_and_their_context_out(tmp_path, context, text, left
     assert found.texts.to_pylist() == (["x", left] if left else ["x"])
     assert dict(found.skipped) == ({} if left else {"decontaminate.exam": 1})
     assert len(found.matches) == 1
-
-
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), max_size=8))
-@examples(50)
-def test_ranges_that_touch_are_one(ranges):
-    ordered = np.array(sorted(ranges), np.int64).reshape(-1, 2)
-    found = merged(ordered[:, 0], ordered.sum(axis=1))
-    assert {i for start, stop in found for i in range(start, stop)} == {i for s, n in ranges for i in range(s, s + n)}
-    assert all(one[1] < other[0] for one, other in itertools.pairwise(found))
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet
 import pytest
 import tokenizers
 
@@ -26,7 +25,7 @@ from tests import doors
 from tests.examples import NIGHTLY
 from tests.made import docs_of, foreign, publish_docs
 from tests.refusal import refusal
-from tests.sources import write_arrow
+from tests.sources import arrow_bytes, parquet_bytes
 
 REFUSED = "leads out of what may be read here"
 SIZE = 1 << 19
@@ -53,12 +52,6 @@ def of_text(name: str, kind: Any, data: bytes) -> Place:
         return [list(TEXT_FORMATS[kind].read(file, one)) for one in TEXT_FORMATS[kind].ranges(file, 1 << 20)]
 
     return Place(written(name, data), read)
-
-
-def table_bytes(write: Callable[[pa.Table, pa.BufferOutputStream], object]) -> bytes:
-    sink = pa.BufferOutputStream()
-    write(pa.table({"text": ["one", "two"]}), sink)
-    return bytes(sink.getvalue())
 
 
 def of_format(name: str) -> Place:
@@ -93,6 +86,7 @@ def tokenizer(root: Path) -> None:
     (root / "d/ranks.tiktoken").write_text("YQ== 0\n")
 
 
+TABLE = pa.table({"text": ["one", "two"]})
 LARGE = written("d/x", b"s" * SIZE)
 LINES = b'{"text": "one"}\n{"text": "two"}\n'
 PLACES: dict[str, Place] = {
@@ -113,8 +107,8 @@ PLACES: dict[str, Place] = {
     "text": of_text("d/a.txt", "text", b"one\ntwo\n"),
     "jsonl": of_text("d/a.jsonl", "jsonl", LINES),
     "csv": of_text("d/a.csv", "csv", b"text\none\ntwo\n"),
-    "parquet": of_text("d/a.parquet", "parquet", table_bytes(pyarrow.parquet.write_table)),
-    "arrow": of_text("d/a.arrow", "arrow", table_bytes(lambda table, sink: write_arrow(sink, table))),
+    "parquet": of_text("d/a.parquet", "parquet", parquet_bytes(TABLE)),
+    "arrow": of_text("d/a.arrow", "arrow", arrow_bytes(TABLE)),
     "tokenizer.json": Place(tokenizer, lambda root: resolve(str(root / "d/tokenizer.json"))),
     "directory of a tokenizer": Place(tokenizer, lambda root: resolve(str(root / "d"))),
     "ranks": Place(tokenizer, lambda root: resolve(str(root / "d/ranks.tiktoken"))),

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,9 +14,9 @@ import flat_tokens.text.jsonl
 from flat_tokens.text.formats import FORMATS, FileFormat
 from flat_tokens.text.partitions import partitions_of
 from flat_tokens.text.paths import ABSENT, column_at, nearest_path, steps_of, value_at
-from flat_tokens.text.rows import TextFile, keys_of, to_large
+from flat_tokens.text.rows import TextFile
 from tests.refusal import refusal
-from tests.sources import write_arrow
+from tests.sources import documents_of, write_arrow
 
 
 @pytest.mark.parametrize(
@@ -58,13 +57,11 @@ def written(path: Path, rows: list[dict[str, Any]], kind: str) -> Path:
     if kind == "jsonl":
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         return path
-    schema = pa.schema([("doc", DOC)])
-    table = pa.Table.from_pylist(rows, schema)
+    table = pa.Table.from_pylist(rows, pa.schema([("doc", DOC)]))
     if kind == "parquet":
         pq.write_table(table, path, row_group_size=3)
     else:
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
-            writer.write_table(table, max_chunksize=3)
+        write_arrow(path, table, 3)
     return path
 
 
@@ -73,15 +70,9 @@ DOC = pa.struct([("text", pa.string()), ("id", pa.string()), ("meta", META), ("o
 NAMES = ("doc.meta.url", "doc.meta.n")
 
 
-def read(path: Path, kind: FileFormat, names: tuple[str, ...], *columns: str) -> list[tuple[Any, ...]]:
-    file = TextFile(str(path), path.name, path.stat().st_size, *columns, kept_columns=names)
-    found = []
-    for part in FORMATS[kind].ranges(file, 40):
-        for rows in FORMATS[kind].read(file, part):
-            assert rows.ids is not None
-            values = (rows.columns.column(i).to_pylist() for i in range(len(names)))
-            found += zip(to_large(rows.texts).to_pylist(), keys_of(to_large(rows.texts), rows.ids).tolist(), *values, strict=True)
-    return found
+def read(path: Path, kind: FileFormat, names: tuple[str, ...] = NAMES) -> list[tuple[Any, ...]]:
+    """Row, text, id and kept columns of each document."""
+    return documents_of(FORMATS[kind], path, path.read_bytes(), names, "doc.id", text="doc.text", range_bytes=40)
 
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=8)
@@ -92,12 +83,12 @@ ROWS = st.fixed_dictionaries({"text": TEXTS, "id": TEXTS, "meta": st.none() | ME
 @given(st.lists(ROWS, min_size=1, max_size=8))
 def test_nested_rows_are_read_as_flat_ones_are(tmp_path_factory, docs):
     here = tmp_path_factory.mktemp("nested")
-    expected = [(doc["text"], doc["id"], *((doc["meta"] or {}).get(name) for name in ("url", "n"))) for doc in docs]
+    expected = [
+        (i, doc["text"], doc["id"], *((doc["meta"] or {}).get(name) for name in ("url", "n"))) for i, doc in enumerate(docs)
+    ]
     for kind in ("jsonl", "parquet", "arrow"):
         path = written(here / f"x.{kind}", [{"doc": doc} for doc in docs], kind)
-        found = read(path, kind, NAMES, "doc.text", "doc.id")  # type: ignore[arg-type]
-        keys = keys_of(None, pa.array([doc["id"] for doc in docs], pa.large_string())).tolist()  # type: ignore[arg-type]
-        assert found == [(text, key, *values) for (text, _, *values), key in zip(expected, keys, strict=True)]
+        assert read(path, kind) == expected  # type: ignore[arg-type]
 
 
 def test_lines_of_a_block_go_through_the_fast_parser_if_no_key_has_dots(tmp_path, monkeypatch):
@@ -105,13 +96,12 @@ def test_lines_of_a_block_go_through_the_fast_parser_if_no_key_has_dots(tmp_path
     path = written(tmp_path / "x.jsonl", [row] * 3, "jsonl")
     with monkeypatch.context() as patch:
         patch.setattr(flat_tokens.text.jsonl, "_parse_lines", None)
-        assert [one[0] for one in read(path, "jsonl", NAMES, "doc.text", "doc.id")] == ["a"] * 3
+        assert [one[1] for one in read(path, "jsonl")] == ["a"] * 3
     literal = row | {"doc.text": "b", "doc.meta.url": "v"}
     path.write_text("".join(json.dumps(one) + "\n" for one in (row, literal)))
-    found = read(path, "jsonl", NAMES, "doc.text", "doc.id")
-    assert [(one[0], one[2]) for one in found] == [("a", "u"), ("b", "v")]
+    assert [(one[1], one[3]) for one in read(path, "jsonl")] == [("a", "u"), ("b", "v")]
     path.write_text(json.dumps(row) + "\n" + json.dumps(literal).replace("doc.text", "doc\\u002etext") + "\n")
-    assert [one[0] for one in read(path, "jsonl", NAMES, "doc.text", "doc.id")] == ["a", "b"]
+    assert [one[1] for one in read(path, "jsonl")] == ["a", "b"]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
@@ -124,7 +114,7 @@ def test_a_column_of_the_very_name_comes_first(tmp_path, kind):
             pq.write_table(some, path)
         else:
             write_arrow(path, some)
-        assert [(one[0], one[2]) for one in read(path, kind, ("doc.id",), "doc.text", "doc.id")] == [("column", 7)] * 4
+        assert [one[1:] for one in read(path, kind, ("doc.id",))] == [("column", "7", 7)] * 4
 
 
 def test_errors_name_the_path(tmp_path):
@@ -144,10 +134,8 @@ def test_messages_may_be_within_a_struct(tmp_path):
     talk = [{"role": "user", "content": "hi"}]
     table = pa.Table.from_pylist([{"doc": {"messages": talk}}] * 3)
     pq.write_table(table, path := tmp_path / "x.parquet")
-    file = TextFile(str(path), "x.parquet", path.stat().st_size, "doc.messages", has_messages=True)
-    (part,) = FORMATS["parquet"].ranges(file, 1 << 20)
-    texts = np.concatenate([rows.texts.to_pylist() for rows in FORMATS["parquet"].read(file, part)])
-    assert [json.loads(text) for text in texts] == [talk] * 3
+    found = documents_of(FORMATS["parquet"], path, path.read_bytes(), text="doc.messages", has_messages=True)
+    assert [json.loads(text) for _, text, _ in found] == [talk] * 3
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Texts of any Arrow type as the one type that the project works on."""
 
-import io
 import json
 import subprocess
 import sys
@@ -9,16 +8,15 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flat_tokens.text.arrow import ARROW
 from flat_tokens.text.parquet import PARQUET
-from flat_tokens.text.rows import TextFile, as_plain, check_columns, ids_as_text, messages_as_json, to_large
+from flat_tokens.text.rows import TextFile, as_plain, check_columns, messages_as_json, to_large
 from tests.refusal import refusal
-from tests.sources import write_arrow
+from tests.sources import arrow_bytes, documents_of, parquet_bytes
 
 TEXTS = st.lists(st.none() | st.text(max_size=6), max_size=12)
 
@@ -59,18 +57,6 @@ def test_a_uuid_is_its_36_characters(ids, start, length):
     assert texts.to_pylist() == [one and str(one) for one in ids[start : start + length]]
 
 
-def parquet_of(table: pa.Table, **options: Any) -> bytes:
-    sink = io.BytesIO()
-    pq.write_table(table, sink, **options)
-    return sink.getvalue()
-
-
-def arrow_of(table: pa.Table) -> bytes:
-    sink = io.BytesIO()
-    write_arrow(sink, table, 2)
-    return sink.getvalue()
-
-
 @pytest.mark.skipif(
     int(pa.__version__.partition(".")[0]) < 23, reason="this pyarrow reads Parquet's UUID and JSON as what they are stored as"
 )
@@ -89,24 +75,18 @@ def test_columns_of_json_and_uuids_are_read_as_text(tmp_path, form, storage):
         }
     )
     if form == "arrow":
-        content, kind = arrow_of(table), ARROW
+        content, kind = arrow_bytes(table), ARROW
     else:
-        content, kind = parquet_of(table, row_group_size=2, store_schema=form == "parquet"), PARQUET
-    path = tmp_path / "x"
-    path.write_bytes(content)
+        content, kind = parquet_bytes(table, row_group_size=2, store_schema=form == "parquet"), PARQUET
+    told = {"id": [one and str(one) for one in ids], "text": talks, "other": ["a", None, "b"], "fixed": ["ab", None, "é"]}
     for text, settings in (("text", {}), ("text", {"has_messages": True}), ("id", {}), ("other", {}), ("fixed", {})):
-        file = TextFile(str(path), "x", len(content), text, "id", kept_columns=("id", "text", "other", "fixed"), **settings)  # type: ignore[arg-type]
-        rows = [rows for part in kind.ranges(file, 1 << 20) for rows in kind.read(file, part)]
-        told = {"id": [one and str(one) for one in ids], "text": talks, "other": ["a", None, "b"], "fixed": ["ab", None, "é"]}
-        assert [text for one in rows for text in to_large(one.texts).to_pylist()] == told[text]
-        assert [one_id for one in rows for one_id in ids_as_text(one.ids).to_pylist()] == told["id"]
-        kept = [row for one in rows if one.columns for row in one.columns.to_pylist()]
-        assert {name: [row[name] for row in kept] for name in told} == told
+        found = documents_of(kind, tmp_path / "x", content, [*told], "id", text=text, **settings)
+        assert found == list(zip(range(3), told[text], told["id"], *told.values(), strict=True))
 
 
 def test_bytes_of_a_fixed_length_are_read_a_few_at_a_time(tmp_path):
     """A value may be as long as a text."""
-    content = parquet_of(pa.table({"text": pa.array([bytes(1000)] * 100, pa.binary(1000))}))
+    content = parquet_bytes(pa.table({"text": pa.array([bytes(1000)] * 100, pa.binary(1000))}))
     (tmp_path / "x").write_bytes(content)
     file = TextFile(str(tmp_path / "x"), "x", len(content), "text", batch_bytes=4000)
     (part,) = PARQUET.ranges(file, 1 << 20)

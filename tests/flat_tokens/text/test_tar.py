@@ -1,10 +1,8 @@
 """Archives of texts: the rows of their members, and archives that are damaged or hostile."""
 
 import gzip
-import io
 import json
 import tarfile
-from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -16,23 +14,9 @@ from flat_tokens.text.formats import detect_format
 from flat_tokens.text.tar import BLOCK, TAR
 from tests.refusal import refusal
 from tests.sources import documents_of
+from tests.sources import tar_bytes as tar
 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 12345\n"
-
-Members = Iterable[tuple[str, bytes]]
-
-
-def tar(members: Members, form: int = tarfile.PAX_FORMAT, **facts: Any) -> bytes:
-    written = io.BytesIO()
-    with tarfile.open(fileobj=written, mode="w", format=form) as archive:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            for fact, value in facts.items():
-                setattr(info, fact, value)
-            archive.addfile(info, io.BytesIO(data))
-    return written.getvalue()
-
 
 read = partial(documents_of, TAR)
 

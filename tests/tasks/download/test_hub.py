@@ -1,11 +1,9 @@
 """Datasets and tokenizers on the hub, against a stand-in for it on loopback."""
 
 import hashlib
-import io
 import os
 import subprocess
 import sys
-import tarfile
 import threading
 import time
 from collections.abc import Mapping
@@ -24,6 +22,7 @@ from tasks.download.sources import resolve_source
 from tasks.models import PinnedSource
 from tasks.tokenize.tokenizers import load_tokenizer
 from tests.refusal import refusal
+from tests.sources import parquet_bytes, tar_bytes
 from tests.stand_in_hub import StandInHub, environment, stand_in_hub_fixture  # noqa: F401
 from tests.tasks.tokenize.test_tokenizers import DEMO
 
@@ -43,19 +42,11 @@ Two languages.
 
 
 def parquet(*texts: str) -> bytes:
-    sink = io.BytesIO()
-    pq.write_table(pa.table({"text": texts}), sink)
-    return sink.getvalue()
+    return parquet_bytes(pa.table({"text": texts}))
 
 
 def tar(*samples: Mapping[str, bytes]) -> bytes:
-    sink = io.BytesIO()
-    with tarfile.open(fileobj=sink, mode="w") as archive:
-        for name, content in (member for sample in samples for member in sample.items()):
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return sink.getvalue()
+    return tar_bytes(member for sample in samples for member in sample.items())
 
 
 TWO_SPLITS = {

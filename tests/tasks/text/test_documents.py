@@ -7,7 +7,7 @@ import sys
 import threading
 import tracemalloc
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,25 +17,19 @@ from hypothesis import strategies as st
 
 from flat_tokens.text import jsonl, limits
 from flat_tokens.text.formats import FileFormat
-from flat_tokens.text.parquet import Room
+from flat_tokens.text.parquet import room_for_pages
 from tasks.config import DocumentPolicy, Source
 from tasks.models import Slice, SourceFile
-from tasks.rows import ROW, fact
 from tasks.text.documents import Tally, read_documents
 from tasks.text.files import stamp
 from tests.examples import NIGHTLY, first_fast
 from tests.refusal import refusal
 from tests.slices import changed, range_of_slice, slices_of
+from tests.sources import write_arrow
+from tests.tasks.text.test_slices import Outcome, read
 from tests.tasks.text.test_slices import source_file as unstamped
 
 ROOT = Path(__file__).parents[3]
-
-
-class Outcome(NamedTuple):
-    """All that comes of a file: documents as (text, key, row), and what was counted."""
-
-    documents: list[tuple[str, int, int]]
-    tally: Tally
 
 
 def source_file(path: Path, kind: FileFormat) -> SourceFile:
@@ -47,14 +41,6 @@ def slice_of(path: Path, kind: FileFormat) -> Slice:
     """A whole file of bytes as one slice."""
     file = source_file(path, kind)
     return range_of_slice(file, 0, file.size, file.size)
-
-
-def read(part: Slice, source: Source, policy: DocumentPolicy) -> Outcome:
-    tally, documents = Tally(), []
-    for batch in read_documents(part, source, policy, tally):
-        documents += zip(batch.texts.to_pylist(), map(int, batch.keys), map(int, fact(batch.rows, ROW)), strict=True)
-    tally.skipped, tally.replaced = +tally.skipped, +tally.replaced
-    return Outcome(documents, tally)
 
 
 def read_bytes(path: Path, data: bytes, kind: FileFormat, on_bad: str = "error", **settings: Any) -> Outcome:
@@ -160,7 +146,7 @@ def test_the_fast_parser_reads_what_the_slow_one_reads(
     settings = {"id_column": "id"} if with_ids else {}
     quickly = read_bytes(tmp_path / "a.jsonl", data, "jsonl", on_bad, **settings)
     with monkeypatch.context() as patch:
-        patch.setattr(jsonl, "_parse_fast", lambda *arguments: (None, arguments[-1]))  # lines are looked at one by one
+        patch.setattr(jsonl, "_parse_fast", lambda *_: None)  # lines are looked at one by one
         assert read_bytes(tmp_path / "a.jsonl", data, "jsonl", on_bad, **settings) == quickly
 
 
@@ -336,12 +322,6 @@ def write_parquet(path: Path, texts: pa.Array | list[str], **options: Any) -> Pa
     return path
 
 
-def write_arrow(path: Path, texts: pa.Array) -> Path:
-    with pa.ipc.new_file(str(path), pa.schema([("text", texts.type)])) as writer:
-        writer.write_batch(pa.record_batch([texts], ["text"]))
-    return path
-
-
 LONG = "text " * 20_000
 MANY = 1500
 
@@ -379,9 +359,11 @@ SMALL_IN_THE_FILE = {
 def test_a_small_file_that_stands_for_much_text_takes_little_memory(tmp_path, made, with_ids):
     """A hundred megabytes of text from some hundred kilobytes, by a reader that is allowed eight megabytes at a time."""
     texts, options = made
-    path = (
-        write_arrow(tmp_path / "a.arrow", texts) if options is None else write_parquet(tmp_path / "a.parquet", texts, **options)
-    )
+    path = tmp_path / ("a.arrow" if options is None else "a.parquet")
+    if options is None:
+        write_arrow(path, pa.table({"text": texts}))
+    else:
+        write_parquet(path, texts, **options)
     assert path.stat().st_size < 2_000_000
     id_column = "" if not with_ids else "text" if path.suffix == ".arrow" else "other"
     documents, size, largest, peak = json.loads(in_a_child(IN_LITTLE_MEMORY, str(path), id_column))
@@ -418,15 +400,16 @@ def test_headers_of_pages_that_cannot_be_read_are_an_error(tmp_path):
         read_all_of(path, DocumentPolicy())
 
 
-def test_who_needs_more_room_than_is_left_waits_and_goes_on_alone():
-    room, entered, order = Room(10), threading.Event(), []
+def test_who_needs_more_room_than_is_left_waits_and_goes_on_alone(monkeypatch):
+    monkeypatch.setattr(limits, "LARGEST_PAGE", 10)
+    entered, order = threading.Event(), []
 
     def large() -> None:
-        with room.taken(100):
+        with room_for_pages(100):
             order.append("large")
 
-    with room.taken(6):
-        with room.taken(4):
+    with room_for_pages(6):
+        with room_for_pages(4):
             entered.set()
         thread = threading.Thread(target=large)
         thread.start()
@@ -443,8 +426,7 @@ def test_no_wrong_bit_in_an_arrow_file_ends_the_process(tmp_path, type_):
     text = FORTY.column("text").combine_chunks()
     column = text.dictionary_encode() if pa.types.is_dictionary(type_) else text.cast(type_)
     table = FORTY.set_column(1, "text", column)
-    with pa.ipc.new_file(str(path), table.schema) as writer:
-        writer.write_table(table, max_chunksize=15)
+    write_arrow(path, table, 15)
     found = flip_bits(path, "arrow", 0, path.stat().st_size, 179)
     assert set(found) <= {"same", "other", "lost", "refused"}
     assert found["refused"] > 20

@@ -49,14 +49,27 @@ def key_of(identity: str) -> int:
     return int(document_keys(data, np.array([0, len(data)]))[0])
 
 
+class Outcome(NamedTuple):
+    """All that comes of a file: documents, and what was counted."""
+
+    documents: list[Document]
+    tally: Tally
+
+
+def read(part: Slice, source: Source, policy: DocumentPolicy) -> Outcome:
+    tally, documents = Tally(), []
+    for batch in read_documents(part, source, policy, tally):
+        documents += map(Document, batch.texts.to_pylist(), batch.keys.tolist(), fact(batch.rows, ROW).tolist())
+    tally.skipped, tally.replaced = +tally.skipped, +tally.replaced
+    return Outcome(documents, tally)
+
+
 def read_slices(slices: list[Slice], source: Source, policy: DocumentPolicy | None = None) -> list[Document]:
     """The documents of slices that follow each other in a file."""
     found, first_row = [], 0
     for part in slices:
-        tally = Tally()
-        for batch in read_documents(part, source, policy or DocumentPolicy(), tally):
-            rows = (int(row) + first_row for row in fact(batch.rows, ROW))
-            found += map(Document, batch.texts.to_pylist(), map(int, batch.keys), rows)
+        documents, tally = read(part, source, policy or DocumentPolicy())
+        found += [one._replace(row=one.row + first_row) for one in documents]
         first_row += tally.rows
     return found
 
