@@ -164,7 +164,7 @@ def read_index(header: Header, options: Modalities) -> UInt64s:
     seq_starts = array("Q")  # grows in place
     # The offset of the first document; bytes of the documents so far; by the last one's offset: its end, and how much too low.
     base, end, expected_end, lag = 0 if options.ignore_offsets else None, 0, 0, 0
-    for pairs in index_pairs(tokens.store, tokens.key, header.index_start, header.index_stop, options.max_index_bytes):
+    for pairs in index_pairs(header, options.max_index_bytes):
         offsets, sizes = pairs[:, 0], pairs[:, 1]
         wrong = (sizes < 0) | (sizes > length) | (sizes % width != 0)
         believed = np.where(wrong, 0, sizes)
@@ -207,16 +207,17 @@ def _merged(lags: Int64s, before: int, lag: int) -> Bools:
     return allowed
 
 
-def index_pairs(store: Store, key: str, start: int, stop: int, max_bytes: int) -> Iterator[Int64s]:
-    """The pairs of the pickle in bytes ``start:stop`` of a file: int64[n, 2] arrays, none empty. Nothing in it is executed."""
-    path = store.path(key)
+def index_pairs(header: Header, max_bytes: int) -> Iterator[Int64s]:
+    """The pairs of the pickle after the tokens: int64[n, 2] arrays, none empty. Nothing in it is executed."""
+    tokens, start, stop = header.tokens, header.index_start, header.index_stop
     if stop - start > max_bytes:
-        raise ValueError(f"{path}: its index has {stop - start} bytes, but max_index_bytes is {max_bytes}. Set it higher.")
-    blocks = (store.read_range(key, at, min(at + INDEX_BLOCK_BYTES, stop)) for at in range(start, stop, INDEX_BLOCK_BYTES))
+        raise ValueError(f"{tokens.path}: its index has {stop - start} bytes, but max_index_bytes is {max_bytes}. Set it higher.")
+    places = range(start, stop, INDEX_BLOCK_BYTES)
+    blocks = (tokens.store.read_range(tokens.key, at, min(at + INDEX_BLOCK_BYTES, stop)) for at in places)
     try:
         yield from (pairs for pairs in read_pairs(blocks) if len(pairs))
     except ValueError as error:
-        raise ValueError(f"{path}: its index {error}") from error
+        raise ValueError(f"{tokens.path}: its index {error}") from error
 
 
 MODALITIES = Format(

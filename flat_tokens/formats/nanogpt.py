@@ -104,6 +104,10 @@ class Kind(NamedTuple):
     """The tokens of a file. ValueError, naming it, if it is not of the kind."""
     ending: str
 
+    @property
+    def largest_id(self) -> int:
+        return min(int(np.iinfo(self.dtype).max), 2**31 - 1)
+
 
 def npy_header(count: int, dtype: DType) -> bytes:
     buffer = io.BytesIO()
@@ -173,20 +177,6 @@ def stream_length(split: FlatTokens, options: Stream) -> int:
     return split.token_count + (split.seq_count if options.end_of_text is not None else 0)
 
 
-def check(splits: Splits, kind: Kind, options: Stream) -> None:
-    """ValueError if splits cannot be written in this format."""
-    largest = min(int(np.iinfo(kind.dtype).max), 2**31 - 1)
-    for split in splits.values():
-        if split.token_count and split.max_token_id > largest:
-            raise ValueError(
-                f"{split.store.url}: max_token_id is {split.max_token_id}, but {kind.name}'s {kind.dtype.name} holds ids up to "
-                f"{largest}"
-            )
-    contract.check_token_id("end_of_text", options.end_of_text, largest)
-    for split in splits.values():
-        check_bounds(split, options, f"{kind.name} keeps")
-
-
 def check_bounds(split: FlatTokens, options: Stream, what: str) -> None:
     """ValueError if the split's sequences would run into each other."""
     if options.end_of_text is None and split.seq_count and (split.seq_count > 1 or not split.token_count):
@@ -200,7 +190,13 @@ STREAM_NAMES: dict[SplitName, str] = {"train": "train", "validation": "val", "te
 
 
 def plan(splits: Splits, options: Stream, kind: Kind) -> list[ExportFile]:
-    check(splits, kind, options)
+    """The files of each split. ValueError if the format cannot hold its ids, or the bounds of its sequences."""
+    contract.check_token_id("end_of_text", options.end_of_text, kind.largest_id)
+    for split in splits.values():
+        if split.token_count and split.max_token_id > kind.largest_id:
+            what = f"{kind.name}'s {kind.dtype.name} holds ids up to {kind.largest_id}"
+            raise ValueError(f"{split.store.url}: max_token_id is {split.max_token_id}, but {what}")
+        check_bounds(split, options, f"{kind.name} keeps")
     lengths = {name: stream_length(split, options) for name, split in splits.items() if split.seq_count}
     if not isinstance(options, Shards):
         return [ExportFile(f"{STREAM_NAMES[name]}.bin", name, 0, length) for name, length in lengths.items()]
@@ -372,7 +368,7 @@ def _format(kind: Kind, options: type[Stream], summary: str, recognised: bool = 
     return Format(
         name=kind.name,
         summary=summary,
-        keeps=f"sequences, empty ones too, by the end-of-text token; ids up to {min(np.iinfo(kind.dtype).max, 2**31 - 1)}",
+        keeps=f"sequences, empty ones too, by the end-of-text token; ids up to {kind.largest_id}",
         loses="the bounds of sequences where the end-of-text token is not named on the way in, or is inside sequences",
         options=options,
         recognise=lambda files: recognised and any(has_kind(files.store, key, kind) for key in files.keys),

@@ -7,7 +7,7 @@ import itertools
 import posixpath
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ from flat_tokens.manifest import (
     latest_of,
     manifest_of,
 )
-from flat_tokens.reader import config_output, datasets_below, directories_below, no_dataset, resolve, without_links
+from flat_tokens.reader import ROOTS, config_output, datasets_below, directories_below, no_dataset, resolve, without_links
 from flat_tokens.rows.split import FlatTokens
 from flat_tokens.stores.local import kind_of
 from flat_tokens.stores.store import NO_OBJECT, PathOrUrl, Store, read_json
@@ -183,7 +183,10 @@ def open_corpus(
                 raise no_dataset(root) from error
         root = without_links(root)  # through the symbolic link `latest` a version would not know its own path
     if format in (None, FLAT_TOKENS):
-        _refuse_unpublished(root)
+        versions = root if posixpath.basename(root.root) == VERSIONS else root / VERSIONS
+        is_dataset = latest_of(root) or any(map(root.exists, ROOTS))
+        if not is_dataset and versions.exists("") and versions.ask("ls", detail=False):
+            raise no_dataset(root)  # with the names of the versions
         root = resolve(root)  # once, for the splits and the manifest
     origin, beside = _origin_of(root) if by_origin and format != FLAT_TOKENS else ({}, root)
     if origin and format in (None, origin["format"]):
@@ -203,18 +206,19 @@ def open_corpus(
     if opened.format == FLAT_TOKENS:
         return _flat_tokens(root, dict(opened.splits))
     splits = {str(name): opened.splits[name] for name in EVERY_SPLIT if name in opened.splits}
-    if not origin or opened.format != origin["format"]:
-        return Corpus(root.url, opened.format, f"{opened.format} dataset", splits, root)
+    found = Corpus(root.url, opened.format, f"{opened.format} dataset", splits, root)
+    if opened.format != origin.get("format"):
+        return found
     made_of = {name: origin[name] for name in ("version", "digest")}
     manifest = {name: origin[name] for name in ("provenance", "totals") if origin.get(name)}
-    return Corpus(root.url, opened.format, f"{opened.format} dataset", splits, beside / BESIDE, manifest, made_of=made_of)
+    return replace(found, store=beside / BESIDE, manifest=manifest, made_of=made_of)
 
 
 def _origin_of(root: Store) -> tuple[JsonObject, Store]:
     """The origin record of the export at a path, and the directory that has it: the path or the one above. The record is empty
     if neither has one. ValueError if it is not an origin record.
     """
-    if any(root.exists(key) for key in (POINTER, "zarr.json", ".zgroup")):
+    if any(map(root.exists, (POINTER, *ROOTS))):
         return {}, root
     for place in (root, Store(posixpath.dirname(root.root) or "/", root.fs)):
         try:
@@ -241,15 +245,6 @@ def options_of(format: str, options: JsonFacts) -> Any:
     if unknown := [name for name in options if name not in known]:
         raise ValueError(f"{format} has no option {unknown[0]!r}; it has {', '.join(known) or 'none'}")
     return kind(**options)
-
-
-def _refuse_unpublished(root: Store) -> None:
-    """FileNotFoundError, naming the versions, if a path holds some but no pointer to one of them."""
-    versions = root if posixpath.basename(root.root) == VERSIONS else root / VERSIONS
-    if latest_of(root) or any(root.exists(key) for key in ("zarr.json", ".zgroup")) or not versions.exists(""):
-        return
-    if versions.ask("ls", detail=False):
-        raise no_dataset(root)
 
 
 def _flat_tokens(store: Store, splits: dict[Any, Readable]) -> Corpus:

@@ -44,8 +44,8 @@ from flat_tokens.manifest import (
     manifest_of,
     splits_at,
 )
-from flat_tokens.options import at_least, one_of
-from flat_tokens.reader import Dataset, resolve
+from flat_tokens.options import one_of
+from flat_tokens.reader import ROOTS, Dataset, resolve
 from flat_tokens.reader import open as open_dataset
 from flat_tokens.rows.split import FlatTokens, ahead
 from flat_tokens.stores.local import (
@@ -73,7 +73,7 @@ examples:
   flat-tokens export out/web --to parquet --split validation corpus/held-out
 """
 
-PLAN, RECORD = f"{BESIDE}/plan.json", EXPORT_RECORD
+PLAN = f"{BESIDE}/plan.json"
 STAGING = f"{BESIDE}/staging"
 HALF_NOTED = re.compile(r"\..+\.json\.\w+\.part")
 READERS = 4
@@ -320,7 +320,7 @@ class ExportResult(NamedTuple):
     parts: int
     reused: int
     was_done: bool
-    loses_loss_mask: bool = False
+    loses_loss_mask: bool
     seconds: float = 0.0
 
     @property
@@ -338,7 +338,7 @@ class ExportResult(NamedTuple):
 
 def done_before(request: ExportRequest, store: Store) -> ExportResult | None:
     """The result of the export if an earlier run finished it and its files are there."""
-    record = _record(request, store, RECORD, lambda one: store.size(one.key) == one.size)
+    record = _record(request, store, EXPORT_RECORD, lambda one: store.size(one.key) == one.size)
     if record is None or type(record.get("parts")) is not int:
         return None
     if store.is_local and store.exists(STAGING):  # its removal failed, or was lost with the power
@@ -356,7 +356,7 @@ def finish(request: ExportRequest, written: Sequence[WrittenPart], path_or_url: 
     objects += FORMATS[request.format].finish(request.source(), objects, store, request.options)
     _tell_origin(request, store, sum(stored.size for stored in objects))
     record = {"key": request.key, **request.facts(), "parts": len(written), "objects": [list(one) for one in objects]}
-    store.put(RECORD, to_json(record, indent=1))
+    store.put(EXPORT_RECORD, to_json(record, indent=1))
     reused = sum(one.reused for one in written)
     return ExportResult(store.url, request.format, tuple(objects), len(written), reused, False, request.loses_loss_mask)
 
@@ -379,13 +379,12 @@ def _tell_origin(request: ExportRequest, store: Store, byte_count: int) -> None:
                 writer.write(block)
 
 
-def write(request: ExportRequest, path_or_url: str, threads: int | None = None, watch: Watch | None = None) -> ExportResult:
+def write(request: ExportRequest, path_or_url: str, watch: Watch | None = None) -> ExportResult:
     """Export on this machine, several files at a time. *watch* is called with the progress, in bytes of tokens."""
-    threads = None if threads is None else at_least(1, "threads", threads)
 
     def work(files: list[ExportFile]) -> ExportResult:
         seen = adding_up(watch, TOKEN_BYTES * request.token_count)
-        with ThreadPoolExecutor(threads or os.cpu_count() or 1) as pool:
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             tasks = [pool.submit(write_file, file, request, path_or_url, lambda n: seen(TOKEN_BYTES * n)) for file in files]
             try:
                 return finish(request, [task.result() for task in tasks], path_or_url)
@@ -499,7 +498,7 @@ def import_dataset(
     one_of("layout", layout, LAYOUTS)
     corpus = open_corpus(path_or_url, format, options, by_origin=False)  # what the caller says alone decides what is stored
     store = Store.at(out)
-    if store.exists("") and not any(store.exists(key) for key in ("zarr.json", ".zgroup")):
+    if store.exists("") and not any(map(store.exists, ROOTS)):
         raise FileExistsError(
             f"{store.url}: exists, and is not a dataset. If an import was stopped there, remove it and try again."
         )

@@ -21,7 +21,7 @@ from flat_tokens.tools import terminal
 from flat_tokens.tools.corpus import Corpus
 from flat_tokens.tools.documents import table_of
 from flat_tokens.tools.inspect import evaluated, origin_facts, source_facts
-from flat_tokens.tools.sources import Locator, Place, places_of, texts_of
+from flat_tokens.tools.sources import Place, TextSources, places_of, texts_of
 
 WIDTH, HEIGHT = 400, 230
 LEFT, RIGHT, TOP, BASE = 44, WIDTH - 27, 12, HEIGHT - 34
@@ -232,11 +232,12 @@ def _ticks(highest: float, count: int = 4) -> list[float]:
     return [k * step for k in range(math.ceil(highest / step - 1e-9) + 1 or 1)] if highest else [0.0, 1.0]
 
 
-def near_duplicates(corpus: Corpus, locator: Locator) -> JsonObject | None:
+def near_duplicates(sources: TextSources) -> JsonObject | None:
     """The near-duplicates of a dataset, for JSON; None if it was built without looking for them. ``sizes``: clusters by how
     many documents they have, of all sources together, from 2 on in doublings. A cluster counts for each source that has one of
     its later ones. ``text``: None if the source is not found.
     """
+    corpus = sources.corpus
     policy = (corpus.provenance.get("documents") or {}).get("near_duplicates")
     if not policy:
         return None
@@ -253,7 +254,7 @@ def near_duplicates(corpus: Corpus, locator: Locator) -> JsonObject | None:
         read = counts.get(source.name, {}).get("read")
         row = {"name": source.name, "read": read, "near_duplicates": int(mine.sum())}
         row |= {"share": row["near_duplicates"] / read if read else 0.0, **_sizes(sizes[those])}
-        rows.append({**row, "pairs": _pairs(corpus, found[mine], locator)})
+        rows.append({**row, "pairs": _pairs(sources, found[mine])})
     return {"policy": dict(policy), "near_duplicates": len(found), **_sizes(sizes), "by_source": rows}
 
 
@@ -274,15 +275,16 @@ def _sizes(sizes: Int64s) -> JsonObject:
     return {"clusters": len(sizes), "largest": int(sizes.max(initial=0)), "sizes": bins}
 
 
-def _pairs(corpus: Corpus, found: Entries, locator: Locator) -> list[JsonObject]:
+def _pairs(sources: TextSources, found: Entries) -> list[JsonObject]:
     """Some pairs of a source, with their texts."""
+    corpus = sources.corpus
     order = np.lexsort((found["row"], found["file"], mix(found["key"] ^ found["of"])))[:SAMPLE]
     files = [file for source in corpus.sources for file in source.files]
     firsts = _firsts(corpus, found["of"][order])
     rows = found[order].tolist()
     places = dict(enumerate(place for key, file, row, of, _ in rows for place in (Place(key, files[file], row), firsts[of])))
     texts, why = dict[int, str](), dict[int, str]()
-    for some in texts_of(corpus, places, locator):
+    for some in texts_of(sources, places):
         texts |= some.texts
         why |= dict.fromkeys(some.sequences, some.problem or "the source has another document in this row now")
     described = [

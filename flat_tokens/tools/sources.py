@@ -11,16 +11,17 @@ import os
 import posixpath
 import re
 import tempfile
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import PurePosixPath
-from typing import NamedTuple
+from typing import NamedTuple, Self
 from urllib.parse import quote
 
 import numpy as np
 
-from flat_tokens.annotations import Int64s, IntPair, JsonFacts, JsonObject
+from flat_tokens.annotations import Int64s, IntPair, JsonFacts, JsonObject, UInt32s
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import columns_of
 from flat_tokens.extras import pa
@@ -32,7 +33,7 @@ from flat_tokens.stores.reading import lent, resolved_path
 from flat_tokens.stores.store import REMOTE, Store
 from flat_tokens.text.formats import FORMATS, HEAD_BYTES, FileFormat, compression_of, detect_format, holding, unpacked
 from flat_tokens.text.rows import TextFile, as_unicode, ids_as_text, keys_of, prompts_and_completions, to_large
-from flat_tokens.tools import terminal
+from flat_tokens.tools import cli, terminal
 from flat_tokens.tools.corpus import Corpus, CorpusFile, CorpusSource, run_of
 from flat_tokens.vocabulary import Vocabulary
 
@@ -149,15 +150,10 @@ def place_below(base: str, name: str) -> str | None:
 def _base(path: str) -> str:
     """The directory that a source's file names are relative to: of a glob or a file, the one that holds it."""
     path = os.path.expanduser(path.removeprefix("file://").removeprefix("local://"))
-    remote = "://" in path
-    if not remote and kind_of(path) == "directory":
-        return path
-    if not remote:
-        return pattern_base(path)[0]
+    if "://" not in path:
+        return path if kind_of(path) == "directory" else pattern_base(path)[0]
     before = re.split(r"[*\[]" if path.startswith("http") else r"[*?\[]", path, maxsplit=1)[0]
-    if before == path and remote and not PurePosixPath(path).suffix:
-        return path
-    return before.rpartition("/")[0]
+    return path if before == path and not PurePosixPath(path).suffix else before.rpartition("/")[0]
 
 
 def _is_there(place: str, file: CorpusFile) -> bool:
@@ -168,6 +164,26 @@ def _is_there(place: str, file: CorpusFile) -> bool:
         return store.size(key) == file.size or compression_of(store.read_range(key, 0, HEAD_BYTES)) is not None
     except Exception:  # noqa: BLE001  # whatever a store's driver raises where nothing is to be had: it is not reachable
         return False
+
+
+class TextSources(NamedTuple):
+    """A dataset, and what the texts of its documents are had from: its source files, and its vocabulary. ``problem``: why there
+    is none.
+    """
+
+    corpus: Corpus
+    locator: Locator
+    vocabulary: Vocabulary | None
+    problem: str | None
+
+    @classmethod
+    def of(cls, corpus: Corpus, options: Namespace) -> Self:
+        """As a command's options have them."""
+        return cls(corpus, Locator(corpus, options.source, options.trust_records), *cli.vocabulary_if_any(corpus, options))
+
+    def decoded(self, ids: UInt32s) -> str | None:
+        """The text of ids; None without a vocabulary."""
+        return None if self.vocabulary is None else self.vocabulary.decode(ids)[0].decode("utf-8", "replace")
 
 
 class FileTexts(NamedTuple):
@@ -182,11 +198,12 @@ class FileTexts(NamedTuple):
     problem: str | None
 
 
-def texts_of(corpus: Corpus, places: Mapping[int, Place], locator: Locator) -> Iterator[FileTexts]:
+def texts_of(sources: TextSources, places: Mapping[int, Place]) -> Iterator[FileTexts]:
     """The texts of sequences from their source files. Each file is read once; sequences without a named file come first."""
     by_file: dict[CorpusFile | None, list[int]] = {}
     for i in sorted(places, key=lambda i: places[i].file is not None):
         by_file.setdefault(places[i].file, []).append(i)
+    corpus, locator, *_ = sources
     for file, sequences in by_file.items():
         found, problem, rows = None, None, dict[int, SourceRow]()
         if file is None:
@@ -291,13 +308,11 @@ class SampledPart(NamedTuple):
         return length * (self.number - 1) // self.parts, length * self.number // self.parts
 
 
-def retokenize(
-    corpus: Corpus, vocabulary: Vocabulary | None, problem: str | None, locator: Locator, sample: SampledPart, documents: int
-) -> tuple[int, Counter[str], list[str]]:
-    """Tokenize *documents* documents of each split of a part again, from their sources, and compare. *problem*: why there is no
-    vocabulary. How many gave the same tokens; how many could not be
-    compared, by reason; and a sentence for each that gave others.
+def retokenize(sources: TextSources, sample: SampledPart, documents: int) -> tuple[int, Counter[str], list[str]]:
+    """Tokenize *documents* documents of each split of a part again, from their sources, and compare. How many gave the same
+    tokens; how many could not be compared, by reason; and a sentence for each that gave others.
     """
+    corpus, locator, vocabulary, problem = sources
     encode = None if vocabulary is None else vocabulary.encode
     if vocabulary is not None and encode is None:
         problem = f"{vocabulary.name} does not say how text is split; name its --pattern"
@@ -312,7 +327,7 @@ def retokenize(
             not_reachable[problem or "there is no record of the tokenizer; name it with --tokenizer"] += len(chosen)
             continue
         places = dict(zip(chosen, found, strict=True))
-        for file, sequences, path, texts, unread in texts_of(corpus, places, locator):
+        for file, sequences, path, texts, unread in texts_of(sources, places):
             if file is None or path is None or unread is not None:
                 # Files that are not found are one reason, whatever their names.
                 reason = "their source files are not found; say where with --source" if file and not path else str(unread)

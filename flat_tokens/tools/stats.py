@@ -19,7 +19,7 @@ from flat_tokens.formats import Readable
 from flat_tokens.tools import cli, report, terminal
 from flat_tokens.tools.corpus import Corpus, windows
 from flat_tokens.tools.inspect import describe, heading
-from flat_tokens.tools.sources import Locator
+from flat_tokens.tools.sources import TextSources
 from flat_tokens.vocabulary import MAX_TABLE_IDS, Vocabulary
 
 SUMMARY = "count lengths, sources, bytes per token, frequent tokens, unused vocabulary"
@@ -61,13 +61,13 @@ def add_commands(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     corpus = cli.corpus_of(options)
-    vocabulary, problem = cli.vocabulary_if_any(corpus, options)
-    summary = summarise(corpus, {name: count(corpus, name) for name in corpus.chosen(options.split)}, vocabulary, options.top)
-    if (near := report.near_duplicates(corpus, Locator(corpus, options.source, options.trust_records))) is not None:
+    sources, counted = TextSources.of(corpus, options), {name: count(corpus, name) for name in corpus.chosen(options.split)}
+    summary = summarise(corpus, counted, sources.vocabulary, options.top)
+    if (near := report.near_duplicates(sources)) is not None:
         summary["near_duplicates"] = near
     told = lines(summary) if options.html is None else [cli.write_file(options.html, report.page(summary))]
-    if problem is not None:
-        cli.warn(f"tokens are shown by their ids: {problem}")
+    if sources.problem is not None:
+        cli.warn(f"tokens are shown by their ids: {sources.problem}")
     terminal.show(options, summary, told)
     return cli.SAME
 

@@ -241,13 +241,7 @@ def number(count: float | None) -> str:
 FILTERS = {
     "digits": "{:,}".format,
     "point": "{:.1f}".format,
-    "number": number,
-    "percent": percent,
-    "plural": plural,
-    "short": short,
-    "size": size,
-    "span": span,
-    "value_text": value_text,
+    **{function.__name__: function for function in (number, percent, plural, short, size, span, value_text)},
 }
 
 

@@ -11,10 +11,9 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from flat_tokens.annotations import Int64s, JsonFacts, JsonObject, UInt32s
+from flat_tokens.annotations import Int64s, JsonFacts, JsonObject
 from flat_tokens.columns import in_json
 from flat_tokens.forgotten import read_forgotten
-from flat_tokens.formats import Readable
 from flat_tokens.record.ledger import Ledger
 from flat_tokens.rows.documents import KEY, key_of
 from flat_tokens.rows.loader import ShuffledLoader
@@ -28,8 +27,7 @@ from flat_tokens.rows.where import parse
 from flat_tokens.tools import cli, terminal
 from flat_tokens.tools.corpus import Corpus, DocumentRecords, open_corpus, sequence_of
 from flat_tokens.tools.documents import table_of
-from flat_tokens.tools.sources import UNRECORDED, Locator, digest_is, kept_of, places_of, texts_of
-from flat_tokens.vocabulary import Vocabulary
+from flat_tokens.tools.sources import UNRECORDED, TextSources, digest_is, kept_of, places_of, texts_of
 
 SUMMARY = "find the documents that a token, a sequence or a training step comes from"
 EXAMPLES = """\
@@ -105,24 +103,22 @@ def run(options: argparse.Namespace) -> int:
     if options.path.endswith(".json"):
         return run_ledger(options)
     corpus = cli.corpus_of(options)
-    name, split = corpus.split(options.split)
-    vocabulary, problem = cli.vocabulary_if_any(corpus, options)
-    color = terminal.wants_color(options.color)
-    locator = Locator(corpus, options.source, options.trust_records)
+    name, _ = corpus.split(options.split)
+    sources, color = TextSources.of(corpus, options), terminal.wants_color(options.color)
     if options.document is not None:
         found = find_document(corpus, options.document)
         if not isinstance(found, tuple):
             facts = [[name, str(value)] for name, value in found.items() if value is not None]
             terminal.show(options, found, ["not in the dataset: it was left out", *terminal.table(facts, "<<")])
             return cli.SAME
-        (name, options.sequence), split = found, corpus.splits[found[0]]
+        name, options.sequence = found
     if options.step is not None:
-        traced: JsonObject = trace_step(corpus, name, split, options, locator, vocabulary)
+        traced: JsonObject = trace_step(sources, name, options)
         shown = step_lines(traced, options.characters, color)
     else:
-        traced = trace_one(corpus, name, split, options, locator, vocabulary)
-        if problem is not None and traced["text_from"] != "source":
-            traced["notes"].append(problem)
+        traced = trace_one(sources, name, options)
+        if sources.problem is not None and traced["text_from"] != "source":
+            traced["notes"].append(sources.problem)
         shown = lines(traced, options.characters, color)
     terminal.show(options, traced, shown)
     return cli.SAME
@@ -139,10 +135,8 @@ def run_ledger(options: argparse.Namespace) -> int:
     for k in np.unique(source).tolist():
         view, path, split = ledger.documents_of(name := mixture.names[k])
         chosen = [row for row in _chosen(options, len(source)) if source[row] == k]
-        corpus = open_corpus(path)
-        vocabulary, _ = cli.vocabulary_if_any(corpus, options)
-        locator = Locator(corpus, options.source, options.trust_records)
-        found = traced_rows(corpus, split, view, {row: int(index[row]) for row in chosen}, locator, vocabulary)
+        sources = TextSources.of(open_corpus(path), options)
+        found = traced_rows(sources, split, view, {row: int(index[row]) for row in chosen})
         rows += [{"source": name, **row} for row in found]
     traced = {"path": ledger.path, "step": options.step, "rows": sorted(rows, key=lambda row: int(row["row"]))}
     terminal.show(options, traced, step_lines(traced, options.characters, terminal.wants_color(options.color)))
@@ -174,36 +168,29 @@ def _chosen(options: argparse.Namespace, count: int) -> Sequence[int]:
     return range(count) if options.row is None else [options.row]
 
 
-def trace_one(
-    corpus: Corpus, name: str, split: Readable, options: argparse.Namespace, locator: Locator, vocabulary: Vocabulary | None
-) -> JsonObject:
+def trace_one(sources: TextSources, name: str, options: argparse.Namespace) -> JsonObject:
     """The document of the sequence or the token in the options."""
-    i, token = options.sequence, {}
+    split, i, token = sources.corpus.splits[name], options.sequence, {}
     if options.token is not None:
         i, within = sequence_of(split, options.token)
         ids = split.sequence(i)
         parts = {"text": (within, within + 1), "before": (max(within - CONTEXT_TOKENS, 0), within)}
         parts["after"] = within + 1, within + 1 + CONTEXT_TOKENS
         token = {"index": options.token % split.token_count, "in_sequence": within, "id": int(ids[within])}
-        token = {"token": token | {part: _text(vocabulary, ids[low:high]) for part, (low, high) in parts.items()}}
+        token = {"token": token | {part: sources.decoded(ids[low:high]) for part, (low, high) in parts.items()}}
     if not -split.seq_count <= i < split.seq_count:
-        raise IndexError(f"{corpus.url}: there is no sequence {i} in {name}; there are {split.seq_count}")
-    return trace(corpus, name, [i % split.seq_count], locator, vocabulary)[0] | token
+        raise IndexError(f"{sources.corpus.url}: there is no sequence {i} in {name}; there are {split.seq_count}")
+    return trace(sources, name, [i % split.seq_count])[0] | token
 
 
-def _text(vocabulary: Vocabulary | None, ids: UInt32s) -> str | None:
-    return None if vocabulary is None else vocabulary.decode(ids)[0].decode("utf-8", "replace")
-
-
-def trace(
-    corpus: Corpus, split: str, sequences: Sequence[int], locator: Locator, vocabulary: Vocabulary | None
-) -> list[JsonObject]:
+def trace(sources: TextSources, split: str, sequences: Sequence[int]) -> list[JsonObject]:
     """The origin of sequences, for JSON. ``text_from`` is ``source``, ``tokens``, or None if there is no text; ``notes`` say
     what is missing. Each source file is read once.
     """
+    corpus = sources.corpus
     places = dict(zip(sequences, places_of(corpus, split, sequences) or (), strict=False))
     read: dict[int, tuple[str | None, str | None, str | None]] = {}  # where, what, or why not
-    for file, of_file, found, texts, problem in texts_of(corpus, places, locator):
+    for file, of_file, found, texts, problem in texts_of(sources, places):
         for i in of_file:
             why = problem
             if file and found and not why and i not in texts:
@@ -216,8 +203,8 @@ def trace(
         ids = corpus.splits[split].sequence(i)
         found, text, why = read.get(i, (None, None, UNRECORDED))
         text_from = None if text is None else "source"
-        if text is None and vocabulary is not None:
-            text_from, text = "tokens", _text(vocabulary, ids)
+        if text is None and sources.vocabulary is not None:
+            text_from, text = "tokens", sources.decoded(ids)
         one = {"path": corpus.url, "split": split, "sequence": i, "token_count": len(ids)}
         one |= {"document": places[i].described(corpus.sources) if places else None, "found": found}
         one |= {} if kept is None else {"columns": {name: in_json(value) for name, value in kept[k].items()}}
@@ -225,10 +212,9 @@ def trace(
     return traced
 
 
-def trace_step(
-    corpus: Corpus, name: str, split: Readable, options: argparse.Namespace, locator: Locator, vocabulary: Vocabulary | None
-) -> JsonObject:
+def trace_step(sources: TextSources, name: str, options: argparse.Namespace) -> JsonObject:
     """The documents of a batch, for JSON: for each row, the sequences whose tokens it holds."""
+    corpus, split = sources.corpus, sources.corpus.splits[name]
     if not isinstance(split, FlatTokens):
         raise ValueError(f"{corpus.url}: is {corpus.format}; the loader reads flat-tokens datasets. Import it first.")
     if options.batch_size is None or options.length is None:
@@ -242,30 +228,27 @@ def trace_step(
     loader = ShuffledLoader(view, options.batch_size, options.seed, **settings)
     numbers = loader.indices(options.step).tolist()
     wanted = {k: numbers[k] for k in _chosen(options, len(numbers))}
-    rows = traced_rows(corpus, name, view, wanted, locator, vocabulary)
+    rows = traced_rows(sources, name, view, wanted)
     return {"path": corpus.url, "split": name, "step": options.step, "rows": rows}
 
 
-def traced_rows(
-    corpus: Corpus, name: str, view: SplitView, numbers: Mapping[int, int], locator: Locator, vocabulary: Vocabulary | None
-) -> list[JsonObject]:
+def traced_rows(sources: TextSources, name: str, view: SplitView, numbers: Mapping[int, int]) -> list[JsonObject]:
     """The documents of rows of a batch, for JSON. *numbers*: each row's number in the view."""
     rows: list[JsonObject] = [
         {"row": k, "view_row": number, "parts": _parts(view.tokens, view, number)} for k, number in numbers.items()
     ]
     if view.has_epochs:
-        raise ValueError(
-            f"{corpus.url}: rows of source {name!r} are filled in the middle, which cannot be traced. Trace its documents."
-        )
+        rows_of = f"{sources.corpus.url}: rows of source {name!r}"
+        raise ValueError(f"{rows_of} are filled in the middle, which cannot be traced. Trace its documents.")
     shift = "bos" in ends_of(view.tokens)  # a first token that is not stored
     for part in (part for row in rows for part in row["parts"]):
         part["sequence_tokens"] = [max(place - shift, 0) for place in part["sequence_tokens"]]
     sequences = sorted({part["sequence"] for row in rows for part in row["parts"]})
-    documents = dict(zip(sequences, trace(corpus, name, sequences, locator, vocabulary), strict=True))
+    documents = dict(zip(sequences, trace(sources, name, sequences), strict=True))
     for part in (part for row in rows for part in row["parts"]):
         document = documents[part["sequence"]]
         ids = np.array(document["ids"][slice(*part["sequence_tokens"])], np.uint32)
-        part |= {"part_text": _text(vocabulary, ids), **{key: document[key] for key in OF_A_DOCUMENT if key in document}}
+        part |= {"part_text": sources.decoded(ids), **{key: document[key] for key in OF_A_DOCUMENT if key in document}}
     return rows
 
 

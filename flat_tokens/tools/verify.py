@@ -30,7 +30,7 @@ from flat_tokens.stores.store import NO_OBJECT, Store, StoredObject, read_json, 
 from flat_tokens.tools import cli, terminal
 from flat_tokens.tools.corpus import Corpus, open_corpus, windows
 from flat_tokens.tools.remains import check_forgotten
-from flat_tokens.tools.sources import Locator, SampledPart, retokenize
+from flat_tokens.tools.sources import SampledPart, TextSources, retokenize
 
 SUMMARY = "check objects, structure and tokens"
 EXAMPLES = """\
@@ -97,9 +97,8 @@ def run(options: Namespace) -> int:
         found |= {"path": corpus.url, "kind": corpus.kind, **corpus.counts}
         if options.sample is not None:
             found["part"] = f"{options.sample.number}/{options.sample.parts}"
-            vocabulary, problem = cli.vocabulary_if_any(corpus, options)
-            locator = Locator(corpus, options.source, options.trust_records)
-            same, not_reachable, faults = retokenize(corpus, vocabulary, problem, locator, options.sample, options.documents)
+            sources = TextSources.of(corpus, options)
+            same, not_reachable, faults = retokenize(sources, options.sample, options.documents)
             documents = {"documents": {"same": same, "different": len(faults), "not_reachable": dict(not_reachable)}}
     found |= {"ok": not faults, "faults": faults[:MAX_PROBLEMS], "more_faults": len(faults) > MAX_PROBLEMS, **documents}
     terminal.show(options, found, lines(found))

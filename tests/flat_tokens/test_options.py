@@ -128,7 +128,6 @@ WHOLE: dict[str, Call] = {
     "multiple_of": bucketed("multiple_of"),
     "bos": made("packed", "bos"),
     "eos": made("blocks", "eos"),
-    "export threads": lambda path, value: write(export_of(path, "megatron", {}), str(path.parent / "out"), threads=value),
 }
 
 
@@ -138,10 +137,9 @@ def test_what_is_no_whole_number_is_refused_by_name(path, name):
         WHOLE[name](path, "4")
 
 
-@pytest.mark.parametrize("name", ["threads", "export threads"])
-def test_there_is_a_thread(path, name):
+def test_there_is_a_thread(path):
     with refusal("threads is 0, but it is 1 or more"):
-        WHOLE[name](path, 0)
+        flat_tokens.verify(path, threads=0)
 
 
 def closed(kind: type[Any]) -> Iterator[tuple[str, Any]]:

@@ -32,10 +32,20 @@ def export(name: str, splits: Splits, where: str | os.PathLike[str], options: ob
     return written + list(chosen.finish(splits, written, store, options))
 
 
+def format_of(options: object) -> str:
+    """The first format that has such options."""
+    return next(name for name, entry in FORMATS.items() if entry.options is type(options))
+
+
+def put(where: str | os.PathLike[str], options: object, train: Sequences, validation: Sequences = ()) -> list[StoredObject]:
+    """Export sequences, as the format has them."""
+    return export(format_of(options), splits_of(train, validation), where, options)
+
+
 def read(where: str | os.PathLike[str], options: Any, max_tokens: int = 5) -> dict[str, list[list[int]]]:
-    """The sequences of the splits of files in the first format that has such options."""
-    name = next(name for name, entry in FORMATS.items() if entry.options is type(options))
-    return {split: sequences_in(readable, max_tokens) for split, readable in open_any(where, name, options).splits.items()}
+    """The sequences of the splits of files, as the format has them."""
+    opened = open_any(where, format_of(options), options)
+    return {split: sequences_in(readable, max_tokens) for split, readable in opened.splits.items()}
 
 
 def index_of(path: Path) -> Any:

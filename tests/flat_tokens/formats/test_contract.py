@@ -14,7 +14,7 @@ from flat_tokens.rows.split import ahead
 from flat_tokens.stores.store import Store
 from flat_tokens.writer import FlatTokensWriter
 from tests.examples import examples
-from tests.flat_tokens.formats.exporting import export, sequences_in, splits_of
+from tests.flat_tokens.formats.exporting import put, sequences_in, splits_of
 from tests.made import write_sequences
 from tests.refusal import refusal
 
@@ -90,8 +90,8 @@ def test_flat_tokens_datasets_open_like_any_format(tmp_path):
 
 
 def test_what_is_in_several_formats_is_refused_until_one_is_named(tmp_path):
-    export("modalities", splits_of([[1]]), tmp_path, Modalities())
-    export("megatron", splits_of([[2]]), tmp_path, Megatron())
+    put(tmp_path, Modalities(), [[1]])
+    put(tmp_path, Megatron(), [[2]])
     with refusal(r"is in several formats \(modalities, megatron\)\. Name one of its files, or the"):
         open_any(tmp_path)
     assert sequences_in(open_any(tmp_path, "megatron").splits["train"]) == [[2]]

@@ -12,7 +12,7 @@ from flat_tokens.formats.compression import compress
 from flat_tokens.formats.litdata import Litdata
 from flat_tokens.formats.mds import Mds
 from tests.damage import change_file
-from tests.flat_tokens.formats.exporting import EXAMPLE, LARGEST, export, index_of, read, splits_of
+from tests.flat_tokens.formats.exporting import EXAMPLE, LARGEST, export, index_of, put, read, splits_of
 from tests.refusal import refusal
 
 CODECS = ["zstd", "gz", "br", "bz2", "snappy"]
@@ -36,7 +36,7 @@ def test_shards_end_at_the_size_limit_unless_one_document_is_larger(tmp_path, na
 def test_compressed_shards_are_the_others_when_they_are_unpacked(tmp_path, codec, options):
     packed = replace(options, compression=codec)
     for name, chosen in (("plain", options), ("packed", packed)):
-        export("mds", splits_of(EXAMPLE, [[9]]), tmp_path / name, chosen)
+        put(tmp_path / name, chosen, EXAMPLE, [[9]])
     assert open_any(tmp_path / "packed").format == "mds"
     for split in ("train", "validation"):
         shards = index_of(tmp_path / "packed" / split)["shards"]
@@ -52,7 +52,7 @@ def test_compressed_shards_are_the_others_when_they_are_unpacked(tmp_path, codec
 def test_packed_shards_are_unpacked_to_their_size_and_no_further(tmp_path, packer):
     theirs = {"zstd": lambda data: bytes(numcodecs.Zstd(3).encode(data)), "gz": gzip.compress}
     pack = theirs.get(packer, partial(compress, packer))
-    export("mds", splits_of(EXAMPLE), tmp_path, Mds())
+    put(tmp_path, Mds(), EXAMPLE)
     shard, folder = tmp_path / "train/shard.00000.mds", tmp_path / "train"
     plain = shard.read_bytes()
     shard.unlink()
@@ -85,7 +85,7 @@ def test_an_index_without_end_is_not_read(tmp_path):
 
 def test_a_shard_alone_is_read_by_what_it_says_itself(tmp_path):
     """Wherever it is cut off it is refused."""
-    export("mds", splits_of(EXAMPLE), tmp_path, Mds())
+    put(tmp_path, Mds(), EXAMPLE)
     shard = tmp_path / "train/shard.00000.mds"
     whole = shard.read_bytes()
     assert read(shard, Mds()) == {"train": EXAMPLE}
@@ -96,7 +96,7 @@ def test_a_shard_alone_is_read_by_what_it_says_itself(tmp_path):
 
 
 def test_packed_chunks_are_read(tmp_path):
-    export("litdata", splits_of(EXAMPLE), tmp_path, Litdata())
+    put(tmp_path, Litdata(), EXAMPLE)
     chunk, packed = tmp_path / "train/chunk-0-0.bin", tmp_path / "train/chunk-0-0.zstd.bin"
     packed.write_bytes(compress("zstd", chunk.read_bytes()))
     chunk.unlink()
@@ -108,7 +108,7 @@ def test_packed_chunks_are_read(tmp_path):
 
 
 def test_a_chunk_whose_offsets_lie_is_refused_by_name(tmp_path):
-    export("litdata", splits_of(EXAMPLE), tmp_path, Litdata())
+    put(tmp_path, Litdata(), EXAMPLE)
     chunk = tmp_path / "train/chunk-0-0.bin"
     whole = chunk.read_bytes()
     for data in (whole[:8] + whole[12:] + bytes(4), whole[:12] + b"\xff" * 4 + whole[16:]):

@@ -15,7 +15,7 @@ from flat_tokens.formats import open_any
 from flat_tokens.formats.modalities import Modalities, open_pbin
 from flat_tokens.stores.store import Store
 from tests.examples import examples
-from tests.flat_tokens.formats.exporting import export, read, sequences_in, splits_of
+from tests.flat_tokens.formats.exporting import export, put, read, sequences_in, splits_of
 from tests.refusal import refusal
 
 GPT2_END = 50_256
@@ -29,7 +29,7 @@ def test_texts_through_gpt2_are_the_references_packed_data(reference, vocabulari
     lines = (reference / "modalities" / f"{name}.jsonl").read_bytes().splitlines()
     sequences = tiktoken.get_encoding("gpt2").encode_ordinary_batch([json.loads(line)["text"] for line in lines])
     options = Modalities(end_of_text=GPT2_END, vocabulary_size=GPT2_END + 1)
-    export("modalities", splits_of(sequences), tmp_path, options)
+    put(tmp_path, options, sequences)
     theirs = reference / "modalities" / f"{name}.pbin"
     assert (tmp_path / "train.pbin").read_bytes() == theirs.read_bytes()
     assert open_any(theirs).format == "modalities"

@@ -10,7 +10,7 @@ import pytest
 
 from flat_tokens.formats import Files, recognised
 from flat_tokens.formats.parquet import ARROW, PARQUET, Arrow, Parquet
-from tests.flat_tokens.formats.exporting import EXAMPLE, export, read, splits_of
+from tests.flat_tokens.formats.exporting import EXAMPLE, put, read, splits_of
 from tests.refusal import refusal
 
 pa = pytest.importorskip("pyarrow", reason="Parquet and Arrow are written with pyarrow")
@@ -44,7 +44,7 @@ def test_names_are_those_by_which_datasets_finds_splits():
 @pytest.mark.parametrize("compression", ["zstd", "none"])
 def test_a_parquet_file_is_a_column_of_int32_lists_in_row_groups(tmp_path, compression):
     options = Parquet(tokens_per_row_group=4, compression=compression)
-    export(PARQUET.name, splits_of(EXAMPLE), tmp_path / "out", options)
+    put(tmp_path / "out", options, EXAMPLE)
     with pq.ParquetFile(tmp_path / "out/train-00000-of-00001.parquet", page_checksum_verification=True) as file:
         assert file.schema_arrow.field("input_ids").type == pa.list_(pa.int32())
         assert file.schema_arrow.names == ["input_ids"]
@@ -54,7 +54,7 @@ def test_a_parquet_file_is_a_column_of_int32_lists_in_row_groups(tmp_path, compr
 
 
 def test_an_arrow_file_is_a_stream_that_can_be_mapped(tmp_path):
-    export(ARROW.name, splits_of(EXAMPLE), tmp_path / "out", Arrow(tokens_per_batch=4))
+    put(tmp_path / "out", Arrow(tokens_per_batch=4), EXAMPLE)
     with pa.memory_map(str(tmp_path / "out/train/data-00000-of-00001.arrow")) as source, pa.ipc.open_stream(source) as stream:
         assert stream.schema == pa.schema([("input_ids", pa.list_(pa.int32()))])
         before = pa.total_allocated_bytes()
@@ -85,8 +85,8 @@ def test_without_pyarrow_the_library_imports_and_says_what_is_missing():
 def test_datasets_loads_parquet_and_arrow(tmp_path):
     datasets = pytest.importorskip("datasets", reason="needs datasets, which reads such files")
     parquet, arrow = str(tmp_path / "parquet"), str(tmp_path / "arrow")
-    export(PARQUET.name, splits_of(EXAMPLE, [[7, 8]]), Path(parquet), Parquet(tokens_per_file=4, tokens_per_row_group=2))
-    export(ARROW.name, splits_of(EXAMPLE, [[7, 8]]), Path(arrow), Arrow(tokens_per_file=4))
+    put(Path(parquet), Parquet(tokens_per_file=4, tokens_per_row_group=2), EXAMPLE, [[7, 8]])
+    put(Path(arrow), Arrow(tokens_per_file=4), EXAMPLE, [[7, 8]])
     options = {"data_dir": parquet, "cache_dir": str(tmp_path / "cache")}
     for loaded in (datasets.load_dataset("parquet", **options), datasets.load_from_disk(arrow)):
         assert {name: split["input_ids"][:] for name, split in loaded.items()} == {"train": EXAMPLE, "validation": [[7, 8]]}
@@ -236,7 +236,7 @@ def test_two_versions_share_the_bytes_of_what_did_not_change(tmp_path):
     second = [[1, 2, 3] if row % 500 == 7 else document for row, document in enumerate(first)]
     uploaded = []
     for number, documents in enumerate((first, second)):
-        export(PARQUET.name, splits_of(documents), tmp_path / str(number), Parquet(tokens_per_row_group=1 << 20))
+        put(tmp_path / str(number), Parquet(tokens_per_row_group=1 << 20), documents)
         uploaded.append(new_bytes(tmp_path / "store", tmp_path / str(number) / "train-00000-of-00001.parquet"))
     assert uploaded[0] > 15_000_000
     assert uploaded[1] < uploaded[0] / 4

@@ -16,7 +16,7 @@ from flat_tokens.formats.litdata import Litdata
 from flat_tokens.formats.mds import Mds
 from flat_tokens.formats.megatron import Megatron
 from flat_tokens.formats.olmo import Olmo
-from tests.flat_tokens.formats.exporting import EXAMPLE, export, index_of, read, splits_of
+from tests.flat_tokens.formats.exporting import EXAMPLE, index_of, put, read
 from tests.refusal import refusal
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -66,7 +66,7 @@ def written_by_mosaicml(streaming: Any, path: Path, sequences: list[Any], column
 
 def test_a_shard_is_byte_for_byte_what_mosaicml_writes(tmp_path, streaming):
     sequences = [ids for ids in EXAMPLE if ids] + [[1] * 70_000]  # their writer takes no empty arrays
-    export("mds", splits_of(sequences), tmp_path / "ours", Mds())
+    put(tmp_path / "ours", Mds(), sequences)
     arrays = [np.array(ids, np.int32) for ids in sequences]
     written_by_mosaicml(streaming, tmp_path / "theirs", arrays, {"tokens": "ndarray:int32"}, hashes=["sha256"])
     for name in ("shard.00000.mds", "index.json"):
@@ -77,7 +77,7 @@ def test_a_shard_is_byte_for_byte_what_mosaicml_writes(tmp_path, streaming):
     ("limit", "codec"), [(1 << 26, "none"), *((300, codec) for codec in ("none", "zstd", "gz", "br", "bz2", "snappy"))]
 )
 def test_mosaicml_reads_what_is_written(tmp_path, streaming, limit, codec):
-    export("mds", splits_of(EXAMPLE, [[9]]), tmp_path, Mds(size_limit=limit, compression=codec))
+    put(tmp_path, Mds(size_limit=limit, compression=codec), EXAMPLE, [[9]])
     if codec == "none":
         local = streaming.LocalDataset(str(tmp_path), split="train")
         assert [local[i]["tokens"].tolist() for i in range(len(local))] == EXAMPLE
@@ -92,9 +92,7 @@ def test_mosaicml_reads_what_is_written(tmp_path, streaming, limit, codec):
 
 
 def test_mosaicml_reads_packed_samples(tmp_path, streaming):
-    export(
-        "mds", splits_of([list(range(1, 1000))] * 3), tmp_path, Mds(length=300, end_of_text=0, drop_last=True, size_limit=5000)
-    )
+    put(tmp_path, Mds(length=300, end_of_text=0, drop_last=True, size_limit=5000), [list(range(1, 1000))] * 3)
     local = streaming.LocalDataset(str(tmp_path), split="train")
     assert np.array_equal(np.stack([local[i]["tokens"] for i in range(10)]).ravel(), [*range(1, 1000), 0] * 3)
 
@@ -177,7 +175,7 @@ def litdata() -> Any:
 def test_litdata_reads_what_is_written(tmp_path, litdata, limit, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     documents = [[100 * i + k for k in range(i % 37)] for i in range(60)]
-    export("litdata", splits_of(documents, [[9, 8]]), tmp_path / "d", Litdata(end_of_text=0, size_limit=limit))
+    put(tmp_path / "d", Litdata(end_of_text=0, size_limit=limit), documents, [[9, 8]])
     rows = litdata.StreamingDataset(str(tmp_path / "d/train"), item_loader=litdata.TokensLoader(block_size=7))
     flat, expected, first = [token for document in documents for token in [*document, 0]], [], 0
     for chunk in index_of(tmp_path / "d/train")["chunks"]:  # a row of 7 tokens, and what is left of each chunk is left out
@@ -214,7 +212,7 @@ def test_datatroves_own_readers_read_what_is_written(tmp_path, size):
     """The merger, which takes files apart by their indexes, and the dataset that a trainer reads."""
     merger, dataset = theirs("datatrove.pipeline.tokens.merger"), theirs("datatrove.utils.dataset")
     sequences = [[1, 2, 3], [59_999], [7] * 100]
-    export("datatrove", splits_of(sequences), tmp_path, Datatrove(end_of_text=0, vocabulary_size=size, tokenizer="any"))
+    put(tmp_path, Datatrove(end_of_text=0, vocabulary_size=size, tokenizer="any"), sequences)
     merger.DocumentTokenizerMerger(str(tmp_path / "train"), str(tmp_path / "merged"), "all", shuffle=False, progress=False).run()
     merged = tmp_path / "merged/000_all.ds"
     for ending in ("", ".index", ".metadata"):
@@ -248,7 +246,7 @@ def test_what_datatroves_own_writer_writes_is_read(tmp_path, size):
 def test_megatrons_own_reader_reads_what_is_written(tmp_path, size):
     indexed_dataset = theirs("megatron.core.datasets.indexed_dataset")
     sequences = [[1, 2, 3], [59_999], [], list(range(100))]
-    export("megatron", splits_of(sequences), tmp_path, Megatron(end_of_text=0, vocabulary_size=size))
+    put(tmp_path, Megatron(end_of_text=0, vocabulary_size=size), sequences)
     dataset = indexed_dataset.IndexedDataset(str(tmp_path / "train"))
     assert [dataset[i].tolist() for i in range(len(dataset))] == [[*sequence, 0] for sequence in sequences]
     assert dataset.document_indices.tolist() == [0, 1, 2, 3, 4]
@@ -274,7 +272,7 @@ def test_what_megatrons_own_builder_writes_is_read_and_written_again_byte_for_by
     for sequence in joined:
         builder.add_document(torch.tensor(sequence), [len(sequence)])
     builder.finalize(str(tmp_path / "whole.idx"))
-    export("megatron", splits_of(joined), tmp_path / "ours", Megatron(vocabulary_size=size))
+    put(tmp_path / "ours", Megatron(vocabulary_size=size), joined)
     for ending in ("bin", "idx"):
         assert (tmp_path / "ours" / f"train.{ending}").read_bytes() == (tmp_path / f"whole.{ending}").read_bytes()
 
@@ -286,7 +284,7 @@ def test_what_megatrons_own_builder_writes_is_read_and_written_again_byte_for_by
 def test_olmo_core_reads_what_is_written(tmp_path):
     utils = theirs("olmo_core.data.utils")
     sequences = [[1, 2, 3], [59_999], [], [7] * 100]
-    export("olmo-core", splits_of(sequences), tmp_path, Olmo(end_of_text=0))
+    put(tmp_path, Olmo(end_of_text=0), sequences)
     path = tmp_path / "train/part-00000.npy"
     bounds = [(0, 4), (4, 6), (6, 7), (7, 108)]
     assert list(utils.iter_document_indices(path, use_array_if_local=False)) == bounds
@@ -316,7 +314,7 @@ def maxtext(name: str) -> Any:
 
 @pytest.mark.needs("maxtext", "grain")
 def test_maxtexts_rows_of_token_files_are_the_tokens_in_order(tmp_path):
-    export("olmo-core", splits_of(SEQUENCES), tmp_path, Olmo(end_of_text=0))
+    put(tmp_path, Olmo(end_of_text=0), SEQUENCES)
     olmo, files = maxtext("olmo_data"), [(str(path), "demo") for path in sorted((tmp_path / "train").glob("*.npy"))]
     index = olmo.build_index(
         files, 16, tokenizer="demo", header_reader=lambda path: olmo.read_raw_metadata_from_path(path, "uint16")
@@ -330,7 +328,7 @@ def test_maxtexts_rows_of_token_files_are_the_tokens_in_order(tmp_path):
 
 @pytest.mark.needs("maxtext", "grain")
 def test_maxtexts_documents_of_an_indexed_dataset_are_the_sequences(tmp_path):
-    export("megatron", splits_of(SEQUENCES), tmp_path, Megatron(end_of_text=0))
+    put(tmp_path, Megatron(end_of_text=0), SEQUENCES)
     source = maxtext("_mmap_datasource").MMapIndexedDataSource(str(tmp_path / "train"))
     documents = [np.asarray(source[i]["text"]).tolist() for i in range(len(source))]
     assert documents == [[*sequence, 0] for sequence in SEQUENCES]

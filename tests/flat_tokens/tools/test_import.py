@@ -50,16 +50,16 @@ def test_all_names_what_is_public():
 
 
 READ = """
-import json, sys, flat_tokens
-dataset = flat_tokens.open(sys.argv[1])
+import importlib.metadata, importlib.util, json, sys, flat_tokens
+others, *paths = sys.argv[1:]
 print(json.dumps({
     "file": flat_tokens.__file__,
-    "sequences": [sequence.tolist() for sequence in dataset.train],
-    "verified": flat_tokens.verify(sys.argv[1], "full").token_count,
+    "files": [str(file) for file in importlib.metadata.files("flat-tokens")],
+    "others": [name for name in others.split() if importlib.util.find_spec(name)],
+    "sequences": [[sequence.tolist() for sequence in flat_tokens.open(path).train] for path in paths],
+    "verified": [flat_tokens.verify(path, "full").token_count for path in paths],
 }))
 """
-FILES = "import importlib.metadata, json; print(json.dumps([str(f) for f in importlib.metadata.files('flat-tokens')]))"
-IMPORTABLE = "import importlib.util, json, sys; print(json.dumps([n for n in sys.argv[1:] if importlib.util.find_spec(n)]))"
 
 
 @pytest.mark.slow
@@ -78,19 +78,19 @@ def test_the_installed_package_is_the_library_alone_and_reads(tmp_path):
 
     run(*pip, "install", "--quiet", tmp_path / "checkout", cwd=tmp_path)
 
-    installed = json.loads(run(python, "-I", "-c", FILES, cwd=tmp_path))
+    for layout in flat_tokens.LAYOUTS:
+        write_sequences(tmp_path / layout, [[1, 2], [], [3, 4, 5]], layout=layout)
+    others = " ".join([*SERVICES_OWN, *FRAMEWORKS, "tests", "deployments"])
+    paths = [tmp_path / layout for layout in flat_tokens.LAYOUTS]
+    read = json.loads(run(python, "-I", "-W", "error", "-c", READ, others, *paths, cwd=tmp_path))
+    assert read["file"].startswith(str(tmp_path / "env"))
+    assert read["others"] == []
+    assert read["sequences"] == [[[1, 2], [], [3, 4, 5]]] * len(paths)
+    assert read["verified"] == [5] * len(paths)
+    installed = read["files"]
     assert {Path(name).parts[0] for name in installed} == {"flat_tokens", "flat_tokens-0.1.0.dist-info", ".."}
     assert [Path(name).name for name in installed if name.startswith("..")] == ["flat-tokens"]  # the command
     source = {path.relative_to(ROOT).as_posix() for path in (ROOT / "flat_tokens").rglob("*") if path.is_file()}
     assert {name for name in installed if name.startswith("flat_tokens/") and "__pycache__" not in name} == {
         name for name in source if "__pycache__" not in name
     }
-    assert json.loads(run(python, "-I", "-c", IMPORTABLE, *SERVICES_OWN, *FRAMEWORKS, "tests", "deployments", cwd=tmp_path)) == []
-
-    layouts = ["mmap", "compact", "zarr2"]
-    for layout in layouts:
-        write_sequences(tmp_path / layout, [[1, 2], [], [3, 4, 5]], layout=layout)
-        read = json.loads(run(python, "-I", "-W", "error", "-c", READ, tmp_path / layout, cwd=tmp_path))
-        assert read["file"].startswith(str(tmp_path / "env"))
-        assert read["sequences"] == [[1, 2], [], [3, 4, 5]]
-        assert read["verified"] == 5
