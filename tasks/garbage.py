@@ -16,14 +16,14 @@ from typing import Literal, NamedTuple
 from pydantic import Field, TypeAdapter
 
 from flat_tokens.manifest import read_manifest
-from flat_tokens.stores.local import directory_below, kind_of, locked, make_directory, named_errors, remove_empty, sync
+from flat_tokens.stores.local import directory_below, kind_of, make_directory, named_errors, remove_empty, sync
 from flat_tokens.stores.signing import SIGNATURE
 from flat_tokens.stores.store import NO_OBJECT, Store, read_json, read_record
 from tasks.config import Source
 from tasks.download.table import table_key
 from tasks.models import Model, digest_of
 from tasks.output import paths
-from tasks.output.leases import collection_lease, entries, expired_leases, in_use, sweep
+from tasks.output.leases import collection_lease, dead_attempts, expired_leases, in_use, sweep
 from tasks.output.paths import GROUPS, STAGING, VERSIONS, receipt_key, shard_key, version_key
 from tasks.output.pointer import MARKERS, is_dataset, pointer_lock, read_pointer
 from tasks.output.versions import Version, changed_at, if_there, list_versions, names_of, read_origin_files
@@ -309,25 +309,8 @@ def remove_below(root: Store, key: str) -> None:
 
 def dead_staging(root: Store) -> list[Garbage]:
     """Staging of local attempts whose process is gone."""
-    if not root.is_local:
-        return []
-    found = []
-    for build in entries(root.root, STAGING):
-        for name in entries(root.root, f"{STAGING}/{build}"):
-            key = f"{STAGING}/{build}/{name}"
-            path = Path(root.path(key))
-            if path.suffix != ".lock" and not _is_held(path.with_suffix(".lock")):
-                found.append(Garbage(kind="staging", name=key, byte_count=_size(root, key)[0], why="its process is gone"))
-    return found
-
-
-def _is_held(lock: Path) -> bool:
-    try:
-        with suppress(FileNotFoundError), locked(lock, waits=False, mode=None):
-            return False
-    except BlockingIOError:
-        return True
-    return False
+    keys = filter(root.exists, dead_attempts(root.root) if root.is_local else ())
+    return [Garbage(kind="staging", name=key, byte_count=_size(root, key)[0], why="its process is gone") for key in keys]
 
 
 def unneeded(root: Store, kept: list[Version], going: list[Version], policy: Policy) -> Iterator[Garbage]:

@@ -17,11 +17,11 @@ from flows.pipelines.stages import FINALIZE, Runner, assembling, shard_parts
 from flows.pipelines.text import Made, Text, look_up
 from tasks.config import BuildConfig
 from tasks.finalize.card import card
-from tasks.finalize.provenance import is_published, note_files, without_forgotten
+from tasks.finalize.provenance import note_files, without_forgotten
 from tasks.finalize.seal import VersionDraft, built_totals
 from tasks.gates import Gate
 from tasks.output.places import layout_of
-from tasks.output.pointer import read_pointer
+from tasks.output.pointer import is_dataset, read_pointer
 from tasks.output.target import Target
 from tasks.output.versions import remember_origin
 from tasks.progress import meter
@@ -66,7 +66,7 @@ def result_if_up_to_date(config: BuildConfig, runner: Runner) -> BuildResult | N
         if made is None:
             return None
         now, version = output.pointer, made.named.version
-        if not is_published(output.root, version, layout_of(made.config, output.root)):
+        if not is_dataset(output.root, version):
             return None
         is_held = version in (*now.names("rejected"), now.candidate and now.candidate.version)
         if version != now.version and (made.config.publish.gates or is_held):
@@ -77,7 +77,7 @@ def result_if_up_to_date(config: BuildConfig, runner: Runner) -> BuildResult | N
 def build_version(made: Made, runner: Runner, output: OpenOutput, gates: tuple[Gate, ...] | None = None) -> BuildResult:
     """The other stages: slices -> the version that they give, published. *gates*: those of the configuration without it."""
     config, text, tokenizer, _, made_of, named = made
-    if len(text.cuts) < len(text.files) and not is_published(output.root, named.version, layout_of(config, output.root)):
+    if len(text.cuts) < len(text.files) and not is_dataset(output.root, named.version):
         with timed("download", output.seconds):  # all files are read, and cut
             made = Text.read(config, text.pinned, runner, output.root).makes(config, tokenizer, output)
         config, text, tokenizer, _, made_of, named = made

@@ -20,13 +20,13 @@ from tasks.download.outlines import servers_of_whole
 from tasks.download.slices import MEAN_PART, MOST_FILES, SMALL_PART, slices_of
 from tasks.download.small import packs_of
 from tasks.finalize.facts import VersionFacts, facts_before, reasons_of, share_skipped
-from tasks.finalize.provenance import forgotten_digest, is_published
+from tasks.finalize.provenance import forgotten_digest
 from tasks.gates import Facts, FactValues, Finding, Subject, judge
 from tasks.models import FoundFile, Model, PinnedSource, Slice, SourceFile
 from tasks.output.forgotten import read_record_of
 from tasks.output.leases import Workspace
 from tasks.output.places import check_writable, layout_of, reading_at, scratch_of
-from tasks.output.pointer import read_pointer
+from tasks.output.pointer import is_dataset, read_pointer
 from tasks.output.versions import if_there
 from tasks.shards.index import indexed_versions, without_tokens
 from tasks.shards.receipts import without_receipt
@@ -128,7 +128,7 @@ def plan(config: BuildConfig) -> Plan:
     complete = len(looked.files) == len(found)
     latest = output.pointer.version
     version = Text(pinned, looked.files).makes(config, tokenizer, output).named.version if complete else None
-    published = version is not None and is_published(root, version, layout)
+    published = version is not None and is_dataset(root, version)
     # Tokens are compressed by one thread a span.
     packing = whole.packing / min(workers, max(whole.tokens / SPAN_TOKENS, 1))
     making = 0.0 if published else starting + whole.reading / workers + packing + whole.tokens * WRITING_SECONDS

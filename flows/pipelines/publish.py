@@ -19,7 +19,7 @@ from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import plural, short
 from tasks.finalize.facts import Comparison, Difference
 from tasks.finalize.lineage import Lineage, lineage_events
-from tasks.finalize.provenance import Provenance, VersionName, is_published, name_of, note_name
+from tasks.finalize.provenance import Provenance, VersionName, name_of, note_name
 from tasks.garbage import remove_abandoned_objects, remove_held_shards
 from tasks.gates import Finding, Gate, judge, strictest_action, summary_of
 from tasks.models import Model
@@ -285,7 +285,7 @@ def publication(
     """
     root, named = output.root, named or name_of(output.root, output.forgotten, made_of, layout)
     version = named.version
-    is_there = is_published(root, version, layout)
+    is_there = is_dataset(root, version)
     with nullcontext() if is_there else attempt(root, output.scratch, version) as workspace:
         here = Publication(output, version, layout, workspace)
         yield here

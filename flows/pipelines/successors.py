@@ -28,11 +28,12 @@ from tasks.derive.without import (
     totals_without,
 )
 from tasks.finalize.card import card as card_of_build
-from tasks.finalize.provenance import build_id, is_published
+from tasks.finalize.provenance import build_id
 from tasks.finalize.seal import VersionDraft
 from tasks.forget.documents import table_of
 from tasks.output.leases import attempt
 from tasks.output.paths import version_store
+from tasks.output.pointer import is_dataset
 from tasks.output.target import Target
 from tasks.shards.index import read_index
 
@@ -42,7 +43,7 @@ def make_successor(root: Store, scratch: Path, forgotten: Forgotten, of: OfVersi
     former = read_manifest(version_store(root, of.version))
     made_of, layout = made_without(of.version, former["provenance"], forgotten), former["layout"]
     name = build_id(made_of, layout)
-    if is_published(root, name, layout):
+    if is_dataset(root, name):
         copy_origin(root, name, of.version)
         return name
     one, index = examine(version_store(root, of.version).url), read_index(root, of.version)

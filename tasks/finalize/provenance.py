@@ -9,7 +9,7 @@ from pathlib import PurePath
 from typing import NamedTuple, TypeVar
 
 from flat_tokens.annotations import JsonObject
-from flat_tokens.arrays.layouts import LAYOUTS, LayoutName, group_metadata
+from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.store import Store
 from tasks.config import BuildConfig
@@ -17,6 +17,7 @@ from tasks.download.outlines import version_read
 from tasks.models import FORGOTTEN, FORMAT_SEMANTICS, Model, PinnedSource, Slice, SourceFile, digest_of
 from tasks.output.forgotten import ForgottenRecord, change_record
 from tasks.output.paths import VERSIONS, version_store
+from tasks.output.pointer import is_dataset
 from tasks.output.versions import find_version
 from tasks.parts.part import ShardPart
 from tasks.rows import SPLIT_KEY
@@ -94,12 +95,6 @@ def build_id(made_of: Provenance, layout: LayoutName) -> str:
     return digest_of(made_of.model_dump(), LAYOUTS[layout].edition)[:16]
 
 
-def is_published(root: Store, version: str, layout: LayoutName) -> bool:
-    """Whether a version is complete: its root group's metadata is written last."""
-    marker = list(group_metadata(LAYOUTS[layout].zarr_format, {}))[-1]
-    return version_store(root, version).has(marker)
-
-
 P = TypeVar("P", bound=Provenance)
 LATEST = "latest"
 
@@ -134,7 +129,7 @@ def name_of(root: Store, record: ForgottenRecord | None, made_of: Provenance, la
     if record is None:
         return VersionName(base, base, frozenset({base}))
     known = record.versions.get(base)
-    version = known if known and is_published(root, known, layout) else build_id(without_forgotten(record, made_of), layout)
+    version = known if known and is_dataset(root, known) else build_id(without_forgotten(record, made_of), layout)
     return VersionName(version, base, frozenset({base, version, *([known] if known else [])}))
 
 

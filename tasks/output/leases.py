@@ -116,23 +116,30 @@ def _lock_in(parent: Path, home: str, held: contextlib.ExitStack) -> Path:
         held.close()  # it was not locked yet, and swept
 
 
+def dead_attempts(home: str) -> Iterator[str]:
+    """Keys of the staging in *home* of attempts whose process is gone, in order. The lock of each is held until the next one, if
+    it is there.
+    """
+    builds = [f"{STAGING}/{name}" for name in entries(home, STAGING)]
+    # A directory that is listed had its lock before.
+    keys = {f"{build}/{name}".removesuffix(".lock") for build in builds for name in entries(home, build)}
+    for key in sorted(keys):
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(locked(Path(home, key).with_suffix(".lock"), waits=False, mode=None))
+            except BlockingIOError:
+                continue
+            except FileNotFoundError:
+                pass
+            yield key
+
+
 def sweep(home: str) -> None:
     """Remove the staging in *home* of attempts whose process is gone."""
-    builds = [f"{STAGING}/{name}" for name in entries(home, STAGING)]
-    # Listed before the locks are looked for: a directory that is here by now had its lock before.
-    keys = [f"{build}/{name}" for build in builds for name in entries(home, build)]
-    locks = [f"{build}/{name}" for build in builds for name in entries(home, build) if name.endswith(".lock")]
-    for lock in locks:
-        with (
-            contextlib.suppress(FileNotFoundError, BlockingIOError),
-            locked(os.path.join(home, lock), waits=False, mode=None),
-        ):
-            _try_to_remove(home, lock.removesuffix(".lock"))
-            remove(home, lock)
-    for key in keys:
-        if not key.endswith(".lock") and kind_of(Path(home, key).with_suffix(".lock")) is None:
-            _try_to_remove(home, key)
-    remove_empty(home, *builds, STAGING)
+    for key in dead_attempts(home):
+        _try_to_remove(home, key)
+        remove(home, os.fspath(Path(key).with_suffix(".lock")))
+    remove_empty(home, *(f"{STAGING}/{name}" for name in entries(home, STAGING)), STAGING)
 
 
 def sweep_homes(root: Store, scratch: Path) -> None:

@@ -17,9 +17,8 @@ import tasks.shards.write
 from flat_tokens.manifest import SPLITS
 from flat_tokens.stores.store import Store
 from flows.pipelines.build import BuildResult
-from tasks.finalize.provenance import is_published
 from tasks.finalize.seal import count_repeated
-from tasks.output.pointer import publish, read_pointer
+from tasks.output.pointer import is_dataset, publish, read_pointer
 from tasks.shards.index import read_index
 from tests.faults.support import build_here
 from tests.refusal import refusal
@@ -181,7 +180,7 @@ def test_an_uncommitted_version_is_none_for_any_reader(tmp_path, monkeypatch):
                 make(output, sources=demo_sources(), layout=layout)
         (version,) = (output / "versions").iterdir()
         assert (version / "manifest.json").exists()
-        assert not is_published(Store.at(output), version.name, layout)
+        assert not is_dataset(Store.at(output), version.name)
         with pytest.raises(FileNotFoundError):
             zarr.open_group(str(version), mode="r")
         with pytest.raises(FileNotFoundError):
@@ -189,7 +188,7 @@ def test_an_uncommitted_version_is_none_for_any_reader(tmp_path, monkeypatch):
         result = make(output, sources=demo_sources(), layout=layout)
         assert result.version == version.name
         assert not result.was_published
-        assert is_published(Store.at(output), version.name, layout)
+        assert is_dataset(Store.at(output), version.name)
 
 
 def test_a_version_with_a_file_too_many_is_not_published(tmp_path):
@@ -200,7 +199,7 @@ def test_a_version_with_a_file_too_many_is_not_published(tmp_path):
     stray.write_text("x")
     with refusal(r"nothing was published: train/stray is not in the manifest"):
         make(tmp_path, sources=demo_sources())
-    assert not is_published(Store.at(tmp_path), first.version, "mmap")
+    assert not is_dataset(Store.at(tmp_path), first.version)
     stray.unlink()
     assert make(tmp_path, sources=demo_sources()).version == first.version
 
