@@ -125,7 +125,9 @@ class Gate(Model):
         for name in (*Subject._fields, *(["by"] if self.by else [])):
             wanted = self.by if name == "by" else name
             if getattr(self, name) is not None and wanted not in SELECTORS[self.of]:
-                raise ValueError(f"{self.of} is not known by {wanted}; {self._told_by()}")
+                places = SELECTORS[self.of]
+                known = f"it is by {' or '.join(places)}, or of all" if places else "it is of all"
+                raise ValueError(f"{self.of} is not known by {wanted}; {known}")
         if self.by and getattr(self, self.by) is not None:
             raise ValueError(f"a gate of {self.of} has by: {self.by} and a {self.by}; give one of them")
         if (self.source or self.by == "source") and (self.split or self.by == "split"):
@@ -145,10 +147,6 @@ class Gate(Model):
         if not isinstance(low, str) and not isinstance(high, str) and low is not None and high is not None and low > high:
             raise ValueError(f"at_least {low} is above at_most {high}")
         return self
-
-    def _told_by(self) -> str:
-        names = SELECTORS[self.of]
-        return f"it is by {' or '.join(names)}, or of all" if names else "it is of all"
 
     @property
     def is_of_a_change(self) -> bool:

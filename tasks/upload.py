@@ -8,7 +8,7 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -68,8 +68,22 @@ def upload(
     what = f"bucket {bucket}" if bucket else f"dataset {repo}"
 
     def on_hub(call: Callable[[], Any]) -> Any:
+        """The result of a call. ValueError if the hub does not let this account write."""
+
+        def permitted() -> Any:
+            try:
+                return call()
+            except Exception as error:
+                if (status := own_status(error)) not in (401, 403):
+                    raise
+                account = "the account of HF_TOKEN" if os.environ.get("HF_TOKEN") else "anybody without a token"
+                raise UnsuitableError(
+                    f"{repo}: the hub does not let {account} write here (status {status}). Set HF_TOKEN to a token with write "
+                    "access."
+                ) from error
+
         then = "Run the same again: what the hub has is not sent again."
-        return ask(what, partial(_permitted, call, repo), tag, passing=(RuntimeError,), then=then)  # as the client of chunks says
+        return ask(what, permitted, tag, passing=(RuntimeError,), then=then)  # as the client of chunks says
 
     if not bucket:
         on_hub(lambda: hub.create_repo(repo, repo_type="dataset", private=private, exist_ok=True))
@@ -98,7 +112,11 @@ def upload(
         there = {one.path: one for one in listed if isinstance(one, RepoFile)}
     new = [file for file in files if not _is_there(file, there.get(file.path))]
     done(sum(file.size for file in files) - sum(file.size for file in new))
-    parts = [*_commits(new)]
+    parts = list[list[HubFile]]()  # the files of each commit
+    for file in new:
+        if not parts or len(parts[-1]) == FILES_A_COMMIT or sum(one.size for one in parts[-1]) + file.size > BYTES_A_COMMIT:
+            parts.append([])
+        parts[-1].append(file)
     for number, part in enumerate(parts, 1):
         if not bucket:
             operations = [CommitOperationAdd(file.path, str(file.local)) for file in part]
@@ -140,28 +158,3 @@ def _is_there(file: HubFile, there: Any) -> bool:
     with open_plain(file.local) as opened:
         digest.update(opened.read())
     return bool(there.blob_id == digest.hexdigest())
-
-
-def _commits(files: Iterable[HubFile]) -> Iterator[list[HubFile]]:
-    """The files of each commit."""
-    part: list[HubFile] = []
-    for file in files:
-        if part and (len(part) == FILES_A_COMMIT or sum(one.size for one in part) + file.size > BYTES_A_COMMIT):
-            yield part
-            part = []
-        part.append(file)
-    if part:
-        yield part
-
-
-def _permitted(call: Callable[[], Any], repo: str) -> Any:
-    """The result of a call. ValueError if the hub does not let this account write."""
-    try:
-        return call()
-    except Exception as error:
-        if (status := own_status(error)) not in (401, 403):
-            raise
-        account = "the account of HF_TOKEN" if os.environ.get("HF_TOKEN") else "anybody without a token"
-        raise UnsuitableError(
-            f"{repo}: the hub does not let {account} write here (status {status}). Set HF_TOKEN to a token with write access."
-        ) from error

@@ -305,12 +305,6 @@ class SignedDocuments:
     marked_documents: int = 0
     seconds: float = 0.0
 
-    def append(self, signatures: UInt64s, keys: UInt64s) -> None:
-        """Append documents: uint64[n, NUMBERS] and uint64[n]."""
-        self.target.workspace.write("signatures", signatures, "ab")
-        self.target.workspace.write("keys", keys, "ab")
-        self.count += len(signatures)
-
     def _mapped(self, name: str, width: int) -> UInt64s:
         if not self.count:  # an empty file cannot be mapped
             return np.empty((0, width), np.uint64)
@@ -356,7 +350,9 @@ def gather_signatures(part: ShardPart, signed: SignedDocuments) -> ShardPart:
         documents = open_part(part, target, KEY, signed.name)
         signatures, keys = documents.fact(signed.name), documents.keys
         signatures = np.where(documents.fact(REASON)[:, None], NO_SHINGLE, signatures)
-    signed.append(signatures, keys)
+    target.workspace.write("signatures", signatures, "ab")
+    target.workspace.write("keys", keys, "ab")
+    signed.count += len(signatures)
     signed.seconds += time.monotonic() - begun
     return part
 

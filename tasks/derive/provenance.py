@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 from flat_tokens.annotations import JsonObject
 from flat_tokens.arrays.layouts import LayoutName
@@ -109,7 +108,12 @@ def merged_sources(inputs: Sequence[Input]) -> list[JsonObject]:
 def card(made_of: DerivedProvenance, layout: LayoutName, totals: JsonObject, version: str) -> str:
     """The dataset card."""
     documents, splits = totals["documents"], splits_of(totals)
-    settings = ", ".join(f"{key} {_short(value)}" for key, value in made_of.operation.items() if key != "operation")
+    named = {
+        key: ", ".join(f"{name} {item}" for name, item in value.items()) if isinstance(value, dict) else value
+        for key, value in made_of.operation.items()
+        if key != "operation"
+    }
+    settings = ", ".join(f"{key} {value}" for key, value in named.items())
     lines = [
         *card_head(made_of.name, layout, totals, version),
         *card_tokenizer(made_of.tokenizer),
@@ -134,7 +138,3 @@ def card(made_of: DerivedProvenance, layout: LayoutName, totals: JsonObject, ver
         *card_sources(made_of.sources),
     ]
     return "\n".join(lines) + "\n"
-
-
-def _short(value: Any) -> str:
-    return ", ".join(f"{key} {item}" for key, item in value.items()) if isinstance(value, dict) else str(value)

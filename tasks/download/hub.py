@@ -272,7 +272,18 @@ def _batches(rows: Any, names: list[str], columns: list[str], what: str) -> Iter
         if number == 0:
             _check_names(row, columns, what)
         for name in names:
-            value = _as_bytes(row.get(name), name, "text_column" if name == columns[0] else "id_column", f"{what}, row {number}")
+            # Bytes as they are, text as UTF-8, lone surrogates included, and ids that are whole numbers as digits.
+            value, is_text = row.get(name), name == columns[0]
+            if isinstance(value, int) and not isinstance(value, bool) and not is_text:
+                value = str(value)
+            if isinstance(value, str):
+                value = value.encode("utf-8", "surrogatepass")
+            if not isinstance(value, bytes | None):
+                wanted, setting = ("text", "text_column") if is_text else ("text or an integer", "id_column")
+                raise UnsuitableError(
+                    f"{what}, row {number}: {name!r} is {type(value).__name__}, not {wanted}. Set source.{setting} to another "
+                    "column."
+                )
             batch[name].append(value)
             size += len(value or b"")
         if len(batch[names[0]]) >= ROWS_AT_ONCE or size >= BYTES_AT_ONCE:
@@ -287,20 +298,6 @@ def _check_names(found: Iterable[str], columns: list[str], what: str) -> None:
     for column, setting in zip(columns, ("text_column", "id_column"), strict=False):
         if column not in names:
             raise UnsuitableError(f"{what} has no column {column!r}; it has {_listing(names)}. Set source.{setting}.")
-
-
-def _as_bytes(value: Any, column: str, setting: str, where: str) -> bytes | None:
-    """Bytes as they are, text as UTF-8, lone surrogates included, and ids that are whole numbers as digits."""
-    if value is None or isinstance(value, bytes):
-        return value
-    if isinstance(value, int) and not isinstance(value, bool) and setting == "id_column":
-        value = str(value)
-    if not isinstance(value, str):
-        wanted = "text" if setting == "text_column" else "text or an integer"
-        raise UnsuitableError(
-            f"{where}: {column!r} is {type(value).__name__}, not {wanted}. Set source.{setting} to another column."
-        )
-    return value.encode("utf-8", "surrogatepass")
 
 
 def ask(

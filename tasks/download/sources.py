@@ -292,7 +292,14 @@ def _remote(source: Source, index: int, url: str, table_in: TableIn) -> Iterator
             hidden_too = HIDDEN.search(path[len(base) :]) is not None
             base = unquote(urlsplit(base).path)
         elif magic & set(path) and not store.exists(""):
-            base, pattern = _remote_pattern_base(store)
+            # A directory that is there by its very name is not a pattern.
+            parts = store.root.split("/")
+            begin = next(
+                k
+                for k, part in enumerate(parts)
+                if k + 1 == len(parts) or (magic & set(part) and not replace(store, root="/".join(parts[: k + 1])).exists(""))
+            )
+            base, pattern = "/".join(parts[:begin]), "/".join(parts[begin:])
             matches = replace(store, root=f"{glob.escape(base)}/{pattern}").ask("glob", detail=True)
             infos = [info for info in matches.values() if info["type"] == "file"]
             hidden_too = HIDDEN.search(pattern) is not None
@@ -326,18 +333,6 @@ def _remote(source: Source, index: int, url: str, table_in: TableIn) -> Iterator
             content = f"sha256:{large['sha256']}"
         immutable = version_of(info)
         yield FoundFile(source=index, name=name, uri=uri, size=info.get("size"), immutable=immutable, content=content)
-
-
-def _remote_pattern_base(store: Store) -> tuple[str, str]:
-    """The directory of a store below which a pattern is matched, and the pattern. A directory that is there by its very name is
-    none.
-    """
-    *parts, last = store.root.split("/")
-    for k, part in enumerate(parts):
-        directory = "/".join(parts[: k + 1])
-        if MAGIC & set(part) and not replace(store, root=directory).exists(""):
-            return "/".join(parts[:k]), "/".join([*parts[k:], last])
-    return "/".join(parts), last
 
 
 def _http_info(url: str) -> dict[str, Any]:

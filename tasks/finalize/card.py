@@ -17,7 +17,15 @@ def card(made_of: Provenance, layout: LayoutName, totals: JsonObject, version: s
     by = made_of.split.get("by", "key")
     by = {"key": "their keys", "text": "their texts"}.get(by, f"their values of {by!r}")
     by_keys = f"a share of {fraction:g} of the documents, by {by} and seed {made_of.split['seed']}"
-    test = made_of.split.get("test_fraction")
+    test, steps = made_of.split.get("test_fraction"), []
+    for step in made_of.sources[0].get("steps") or ():
+        options = [f"version {step['version']}"]
+        for key, value in step["options"].items():
+            if isinstance(value, list | tuple) and value and all(isinstance(one, Mapping) for one in value):
+                # Of evaluation sets the names and the beginnings of the digests.
+                value = " and ".join(f"{one.get('name')} {str(one.get('digest', ''))[:12]}" for one in value)
+            options.append(f"{key} {value}")
+        steps.append(f"{step['name']} ({', '.join(options)})")
     lines = [
         *card_head(made_of.name, layout, totals, version),
         *card_tokenizer(made_of.tokenizer),
@@ -28,7 +36,7 @@ def card(made_of: Provenance, layout: LayoutName, totals: JsonObject, version: s
         + f"{documents['repeated_keys']:,} with the key of another.",
         f"Skipped: {counts_text(documents['skipped'])}. Replaced: {counts_text(documents['replaced'])}.",
         *([f"Policy: {', '.join(f'{key} {value}' for key, value in made_of.documents.items())}."] if made_of.documents else []),
-        *card_steps(made_of.sources[0].get("steps") or ()),
+        *([f"Steps: {'; '.join(steps)}."] if steps else []),
         f"Validation: {by_keys if fraction or test else 'what the sources name as such'}.",
         *([f"Test: a share of {test:g} by the same hash."] if test else []),
         "",
@@ -83,20 +91,6 @@ def card_tokenizer(tokenizer: JsonObject) -> list[str]:
         + (f", revision `{tokenizer['revision']}`." if tokenizer.get("revision") else "."),
         "",
     ]
-
-
-def card_steps(steps: Sequence[JsonObject]) -> list[str]:
-    """The line of a card that names the steps which documents took, with their versions and options."""
-    lines = []
-    for step in steps:
-        options = [f"version {step['version']}"]
-        for key, value in step["options"].items():
-            if isinstance(value, list | tuple) and value and all(isinstance(one, Mapping) for one in value):
-                # Of evaluation sets the names and the beginnings of the digests.
-                value = " and ".join(f"{one.get('name')} {str(one.get('digest', ''))[:12]}" for one in value)
-            options.append(f"{key} {value}")
-        lines.append(f"{step['name']} ({', '.join(options)})")
-    return [f"Steps: {'; '.join(lines)}."] if lines else []
 
 
 def card_sources(sources: Sequence[JsonObject]) -> list[str]:

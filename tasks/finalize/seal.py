@@ -150,22 +150,6 @@ def _sums(parts: Sequence[ShardPart]) -> JsonObject:
     }
 
 
-def match_totals(made_of: Provenance, parts: Sequence[ShardPart]) -> JsonObject:
-    """Documents in which steps found something, and examples; nothing if no step looks for anything."""
-    names = [file["name"] for source in made_of.sources for file in source["files"]]
-    examples = dict[str, list[JsonObject]]()
-    for part in parts:
-        for name, of_slice in part.shard.examples.items():
-            mine = examples.setdefault(name, [])
-            for example in of_slice[: EXAMPLES - len(mine)]:
-                # (slice, row) -> (file, row); a slice of one file has no starts
-                starts, row = part.shard.file_starts[:-1], example["row"]
-                number = max(int(np.searchsorted(starts, np.uint64(row), "right")) - 1, 0)
-                row += (0 if number else part.first_row) - (int(starts[number]) if number else 0)
-                mine.append({"file": names[part.file + number], **example, "row": row})
-    return {**_matches(made_of, parts), **({"examples": dict(sorted(examples.items()))} if examples else {})}
-
-
 def _matches(made_of: Provenance, parts: Iterable[ShardPart]) -> dict[str, dict[str, int]]:
     """Counts of documents by what steps found in them; 0 for evaluation sets of which no document has anything."""
     looked_for = [name for source in made_of.sources[:1] for name in sets_by_name(source.get("steps") or ())]
@@ -223,5 +207,17 @@ def built_totals(made_of: Provenance, parts: list[ShardPart], repeated: int) -> 
         raise AssertionError(f"documents do not add up: {found}")
     found |= {"replaced": _added(part.shard.replaced for part in parts), "repeated_keys": repeated}
     names = ("read", "written", "skipped", "replaced", "repeated_keys", "text_bytes", "near_duplicates")
-    totals = {name: found[name] for name in names if name in found}
-    return {**totals, **match_totals(made_of, parts), "by_source": source_totals(made_of, parts)}
+    totals = {**{name: found[name] for name in names if name in found}, **_matches(made_of, parts)}
+    files = [file["name"] for source in made_of.sources for file in source["files"]]
+    examples = dict[str, list[JsonObject]]()
+    for part in parts:
+        for name, of_slice in part.shard.examples.items():
+            mine = examples.setdefault(name, [])
+            for example in of_slice[: EXAMPLES - len(mine)]:
+                # (slice, row) -> (file, row); a slice of one file has no starts
+                starts, row = part.shard.file_starts[:-1], example["row"]
+                number = max(int(np.searchsorted(starts, np.uint64(row), "right")) - 1, 0)
+                row += (0 if number else part.first_row) - (int(starts[number]) if number else 0)
+                mine.append({"file": files[part.file + number], **example, "row": row})
+    totals |= {"examples": dict(sorted(examples.items()))} if examples else {}
+    return {**totals, "by_source": source_totals(made_of, parts)}
