@@ -181,7 +181,7 @@ class TextPlace(Model):
     """Iceberg: a catalog of pyiceberg's settings, or its URL: http, https or sqlite:///PATH."""
 
     @model_validator(mode="after")
-    def one_place(self) -> Self:
+    def one_place_within_roots(self) -> Self:
         given = [name for name in ("path", "hub", "table") if getattr(self, name) is not None]
         if len(given) != 1:
             found = "more than one" if given else "neither"
@@ -195,10 +195,6 @@ class TextPlace(Model):
             raise ValueError(f"{self.called}: {self.format} is a format of tables. Set table instead of {given[0]}")
         if self.hub is not None and self.split is not None:
             raise ValueError(f"{self.called}: the split of a hub dataset is hub.split")
-        return self
-
-    @model_validator(mode="after")
-    def within_roots(self) -> Self:
         if self.table is not None and self.catalog is None:
             readable(plain_location(self.table))
         if self.catalog is not None and self.format == "delta":

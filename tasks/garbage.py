@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from pydantic import Field, TypeAdapter
 
@@ -318,7 +318,6 @@ def unneeded(root: Store, kept: list[Version], going: list[Version], policy: Pol
     A running build may still need it.
     """
     limit = _limit(policy)
-    needs = needs_of(root, kept)
     for version in names_of(root, VERSIONS):
         if _is_half_removed(root, version):
             yield from _unwritten_since(root, [version_key(version)], ALWAYS, "unfinished version", "its removal was killed")
@@ -328,7 +327,7 @@ def unneeded(root: Store, kept: list[Version], going: list[Version], policy: Pol
     yield from shards
     gone = {item.name for item in shards}
     yield from unneeded_objects(root, (key for key in stored_shards(root) if shard_key(key) not in gone))
-    yield from _unneeded_files(root, needs, limit)
+    yield from _unneeded_files(root, kept, limit)
     sets = (f"{paths.SETS}/{name}" for name in names_of(root, paths.SETS))
     yield from _written_before(root, sets, limit, "file", "an evaluation set, which the next build reads again")
     damaged = (f"{paths.QUARANTINE}/{name}" for name in names_of(root, paths.QUARANTINE) if name != ".lock")
@@ -345,18 +344,8 @@ def unneeded(root: Store, kept: list[Version], going: list[Version], policy: Pol
         yield Garbage(kind="lease", name=key, byte_count=size, why="its process is gone")
 
 
-class Needs(NamedTuple):
-    """Digests of the files that kept versions were made of, and of those that ``datasets`` converted; and the keys of tables of
-    files.
-    """
-
-    files: frozenset[str]
-    converted: frozenset[str]
-    tables: frozenset[str]
-
-
-def needs_of(root: Store, kept: list[Version]) -> Needs:
-    """The fetched files and tables that kept versions were made of."""
+def _unneeded_files(root: Store, kept: list[Version], limit: datetime) -> Iterator[Garbage]:
+    """Fetched files, converted ones and tables of files of which no kept version was made."""
     files, converted, tables = set[str](), set[str](), set[str]()
     for version in kept:
         if (manifest := if_there(root, version.version, read_manifest)) is None:
@@ -368,7 +357,16 @@ def needs_of(root: Store, kept: list[Version]) -> Needs:
             converted |= {digest_of("converted", uri) for uri in uris if uri.startswith("datasets://")}
             with suppress(ValueError):  # settings that are refused today are not built today
                 tables |= {table_key(source) for source in SOURCES.validate_python(origin.config.get("sources", ()))}
-    return Needs(frozenset(files), frozenset(converted), frozenset(tables))
+    for name in names_of(root, paths.FILES):
+        key, name = f"{paths.FILES}/{name}", name.removesuffix(SIGNATURE)  # a signature goes with its record
+        stem = name.partition(".")[0]
+        needed = name == ".lock" or stem in files or (name.endswith(".parquet") and stem in converted)
+        needed = needed or key.removesuffix(SIGNATURE) in tables
+        if name.endswith(".json") and not needed:
+            with suppress(FileNotFoundError, ValueError, TypeError, KeyError):
+                needed = read_json(root, key.removesuffix(SIGNATURE))["sha256"] in files
+        if not needed:
+            yield from _written_before(root, [key], limit, "file", "no kept version was made of it")
 
 
 def _unwritten_since(root: Store, names: Iterable[str], limit: datetime, kind: Kind, why: str) -> Iterator[Garbage]:
@@ -403,19 +401,6 @@ def _unneeded_shards(root: Store, kept: list[Version], limit: datetime) -> Itera
 
     with ThreadPoolExecutor(READERS) as pool:
         yield from filter(None, pool.map(judge, stored_shards(root)))
-
-
-def _unneeded_files(root: Store, needs: Needs, limit: datetime) -> Iterator[Garbage]:
-    for name in names_of(root, paths.FILES):
-        key, name = f"{paths.FILES}/{name}", name.removesuffix(SIGNATURE)  # a signature goes with its record
-        stem = name.partition(".")[0]
-        needed = name == ".lock" or stem in needs.files or (name.endswith(".parquet") and stem in needs.converted)
-        needed = needed or key.removesuffix(SIGNATURE) in needs.tables
-        if name.endswith(".json") and not needed:
-            with suppress(FileNotFoundError, ValueError, TypeError, KeyError):
-                needed = read_json(root, key.removesuffix(SIGNATURE))["sha256"] in needs.files
-        if not needed:
-            yield from _written_before(root, [key], limit, "file", "no kept version was made of it")
 
 
 def _stale_records(root: Store, going: set[str], limit: datetime) -> Iterator[Garbage]:

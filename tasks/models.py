@@ -335,17 +335,13 @@ class TokenShard(Model):
     """The published version that has the tokens."""
 
     @model_validator(mode="after")
-    def in_one_place(self) -> Self:
+    def in_one_place_and_whole(self) -> Self:
         if self.published is not None and (self.unfinished is not None or self.objects):
             raise ValueError(f"shard {self.key[:12]}: its tokens are in version {self.published.version} and elsewhere, too")
         if self.unfinished is not None and any(stored.key.startswith("encoded_tokens") for stored in self.objects):
             raise ValueError(f"shard {self.key[:12]}: its tokens are in an unfinished version and in objects of its own")
         if self.unfinished is not None and DIGEST in self.facts and self.unfinished.left_out is None:
             raise ValueError(f"shard {self.key[:12]}: does not say where its duplicates are")
-        return self
-
-    @model_validator(mode="after")
-    def nothing_lost(self) -> Self:
         if wrong := [stored.key for stored in self.objects if not is_below(stored.key)]:
             raise ValueError(f"shard {self.key[:12]}: {wrong[0]!r} is not a name of an object below it")
         if self.file_rows and int(self.file_starts[-1]) != self.rows:

@@ -37,15 +37,15 @@ class LineageDataset(NamedTuple):
     files: int | None = None
 
     @classmethod
-    def at(cls, location: str, **facts: Any) -> LineageDataset:
+    def at(cls, location: str) -> LineageDataset:
         """The dataset at a path or URL: of a bucket, of a host, or ``file``."""
         scheme, _, path = location.partition("://")
         if not path:
-            return cls("file", os.path.abspath(location), **facts)
+            return cls("file", os.path.abspath(location))
         host, _, rest = path.partition("/")
         if scheme in ("hf", "memory"):
-            return cls(scheme, path, **facts)
-        return cls(f"{scheme}://{host}", rest or "/", **facts)
+            return cls(scheme, path)
+        return cls(f"{scheme}://{host}", rest or "/")
 
 
 def inputs_of(request: Any) -> list[LineageDataset]:
