@@ -192,21 +192,15 @@ class _ViewSource:
             found = [tokens_seen(view, epochs.rows)]
             if sizes_of_ids is not None:
                 found.append(bytes_seen(view, sizes_of_ids, epochs.rows))
-            in_epoch = np.stack([self._in_split(view, one) for one in found])
+            in_epoch = np.stack(found)
+            if view.tokens.numbers is not None:  # a selection numbers documents in another way than its split
+                in_selection, in_epoch = in_epoch, np.zeros_like(total)
+                np.add.at(in_epoch.T, view.tokens.numbers, in_selection.T)
             total += in_epoch * (epochs.last - epochs.first + 1)
             rows = len(view) if epochs.rows is None else int(np.count_nonzero(epochs.rows))
             counts = _counts(self.split.amounts(*in_epoch).sum(axis=1))
             self.by_epoch.append({"first": epochs.first, "last": epochs.last, "rows": rows, **counts})
         self.amounts = self.split.amounts(*total)
-
-    def _in_split(self, view: SplitView, amounts: Int64s) -> Int64s:
-        """Amounts of the view's documents as amounts of the split's: a selection numbers them in another way."""
-        assert self.split is not None
-        if view.tokens.numbers is None:
-            return amounts
-        found = np.zeros(len(self.split.lengths), np.int64)
-        np.add.at(found, view.tokens.numbers, amounts)
-        return found
 
     def described(self) -> JsonObject:
         facts: JsonObject = {"name": self.name, **self.facts}

@@ -223,38 +223,27 @@ class BlockOrder(_CountSettings):
     streams: int = 1
 
 
-class _SequentialStream:
+class _WholeStream:
+    """All rows, in each epoch in a permutation of its own; without a seed as they are."""
+
     granularity = 1
 
-    def __init__(self, length: int) -> None:
-        self.epoch_length = length
+    def __init__(self, length: int, seed: int | None) -> None:
+        self.epoch_length, self._seed, self._permutation = length, seed, KeyedPermutation(length)
 
     def rows(self, start: int, stop: int, first: int, last: int) -> Int64s:
-        epoch, within = divmod(start + first, self.epoch_length)
-        positions = np.arange(within, within + last - first)
-        if within + last - first <= self.epoch_length:
-            return self._in_epoch(positions, epoch)
-        later, positions = np.divmod(positions, self.epoch_length)
-        return self._in_epoch(positions, epoch + later)
-
-    def _in_epoch(self, places: Int64s, epochs: int | Int64s) -> Int64s:
-        """The rows at places in their epochs."""
-        return places
+        epochs: int | Int64s
+        epochs, within = divmod(start + first, self.epoch_length)
+        places = np.arange(within, within + last - first)
+        if within + last - first > self.epoch_length:
+            later, places = np.divmod(places, self.epoch_length)
+            epochs = epochs + later
+        return places if self._seed is None else self._permutation(places, derive_keys(self._seed, epochs))
 
     def places(self, rows: Int64s, epochs: Int64s) -> Int64Pair:
+        if self._seed is not None:
+            rows = self._permutation.inverse(rows, derive_keys(self._seed, epochs))
         return np.zeros_like(rows), epochs * self.epoch_length + rows
-
-
-class _ShuffledStream(_SequentialStream):
-    def __init__(self, length: int, seed: int) -> None:
-        super().__init__(length)
-        self._seed, self._permutation = seed, KeyedPermutation(length)
-
-    def _in_epoch(self, places: Int64s, epochs: int | Int64s) -> Int64s:
-        return self._permutation(places, derive_keys(self._seed, epochs))
-
-    def places(self, rows: Int64s, epochs: Int64s) -> Int64Pair:
-        return super().places(self._permutation.inverse(rows, derive_keys(self._seed, epochs)), epochs)
 
 
 class _ReferenceStream:
@@ -386,7 +375,7 @@ class _BlockStream:
 
 
 Order: TypeAlias = Literal["shuffled", "sequential"] | ReferenceOrder | BlockOrder
-Stream: TypeAlias = _SequentialStream | _ShuffledStream | _ReferenceStream | _BlockStream
+Stream: TypeAlias = _WholeStream | _ReferenceStream | _BlockStream
 """The row of the view at each position. ``epoch_length``: positions in an epoch, those of all rows, or fewer. ``granularity``: a
 batch's size and start are multiples of it, for each is dealt in equal shares to that many streams. ``rows(start, stop, first,
 last)``: int64[last - first], the rows ``first:last`` of the batch that is positions ``start:stop``. ``places(rows, epochs)`` is
@@ -399,8 +388,6 @@ def stream_of(order: Order, length: int, seed: int) -> Stream:
         return _BlockStream(order, length, seed)
     if isinstance(order, ReferenceOrder):
         return _ReferenceStream(order, length, seed)
-    if isinstance(order, str) and order == "shuffled":
-        return _ShuffledStream(length, seed)
-    if isinstance(order, str) and order == "sequential":
-        return _SequentialStream(length)
+    if isinstance(order, str) and order in ("shuffled", "sequential"):
+        return _WholeStream(length, seed if order == "shuffled" else None)
     raise ValueError(f"order is {order!r}, but it is 'shuffled', 'sequential', a ReferenceOrder or a BlockOrder")

@@ -224,8 +224,7 @@ class _Filling:
         """The number of pieces in each row, int64[rows], and the numbers of the pieces, row by row: int64[n]."""
         start, step, each, row, rows, place = np.array(self._fills, np.int64).reshape(-1, 6).T
         # fill -> its parts of rows -> pieces
-        fill = np.repeat(np.arange(len(start)), rows)
-        of_fill = np.arange(len(fill)) - np.repeat(running_sums(rows)[:-1], rows)
+        fill, of_fill = spread(np.zeros_like(rows), rows)
         part_row, counts = row[fill] + of_fill, each[fill]
         by_row = np.lexsort((place[fill], part_row))
         numbers = ranges((start[fill] + step[fill] * of_fill)[by_row], counts[by_row])

@@ -24,7 +24,7 @@ from flat_tokens.annotations import Int32s, Int64Pair, Int64s, JsonObject
 from flat_tokens.arrays.maps import Recent, share_work
 from flat_tokens.options import one_of, whole_number
 from flat_tokens.rows.orders import KeyedPermutation, Permuted, derive_keys
-from flat_tokens.rows.views import ranges, running_sums
+from flat_tokens.rows.views import running_sums, spread
 
 Unit = Literal["sample", "step", "token"]
 Kind = Literal["linear", "constant"]
@@ -372,7 +372,7 @@ class Phase:
         def work(numbers: range) -> None:
             for chunk in chunks[numbers.start : numbers.stop]:
                 size = chunk.stop - chunk.start
-                of, looked_at = np.repeat(np.arange(size), length[chunk]), ranges(begin[chunk], length[chunk])
+                of, looked_at = spread(begin[chunk], length[chunk])
                 if by_slots:
                     positions = self._permuted(KeyedPermutation.inverse, number, looked_at, different[chunk], of)
                     places = np.sort(positions + of * stretch.block) % stretch.block

@@ -299,8 +299,8 @@ class _Fragments(NamedTuple):
             added = np.setdiff1d(np.concatenate([places, places + 1]), entries)  # starts that are not those of documents
             firsts = np.arange(len(entries)) + np.searchsorted(added, entries)  # fragment of each document
             entries = np.sort(np.concatenate([entries, added]))
-            of = np.repeat(np.arange(len(keys)), np.diff(firsts))
-            number, is_alone = np.arange(len(of)) - firsts[of], np.diff(firsts)[of] == 1
+            of, number = spread(np.zeros(len(keys), np.int64), np.diff(firsts))
+            is_alone = np.diff(firsts)[of] == 1
             opens = number == 0
             keys = np.where(opens, keys[of], extended_keys(keys[of], number))
             is_moved = is_moved[of] & (is_alone | (_fraction(derive_keys(fim.seed, FRAGMENTS, keys)) < fim.fragment_rate))

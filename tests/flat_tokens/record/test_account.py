@@ -111,10 +111,14 @@ def test_the_ends_that_a_view_adds_have_no_text(corpora):
 def test_the_work_is_done_in_parts(corpora, monkeypatch):
     view = flat_tokens.open(corpora["one"]).train.packed(7)
     some = np.arange(len(view)) % 3 == 1
-    whole = [(tokens_seen(view, rows).tolist(), bytes_seen(view, BYTES, rows).tolist()) for rows in (None, some)]
+
+    def seen() -> list[Any]:
+        return [[tokens_seen(view, rows).tolist(), bytes_seen(view, BYTES, rows).tolist()] for rows in (None, some)]
+
+    whole = seen()
     monkeypatch.setattr("flat_tokens.rows.seen.ROWS_AT_A_TIME", 5)
     monkeypatch.setattr("flat_tokens.rows.seen.TOKENS_AT_A_TIME", 3)
-    assert [(tokens_seen(view, rows).tolist(), bytes_seen(view, BYTES, rows).tolist()) for rows in (None, some)] == whole
+    assert seen() == whole
 
 
 # Rows of epochs

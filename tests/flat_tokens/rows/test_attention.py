@@ -66,13 +66,11 @@ def test_masks_and_bounds_are_the_dense_one(drawn):
     length = expected.shape[-1]
     assert np.array_equal(batch.mask(), expected)
     assert np.array_equal(row.mask(), expected[0])
+    bounds = [bounds_of(view.batch(numbers[k : k + 1])) for k in range(3)]
     if hasattr(batch, "document_ids"):
         same = batch.document_ids[:, :, None] == batch.document_ids[:, None, :]
         assert np.array_equal(batch.mask(causal_padding=True), same & np.tri(length, dtype=bool))
-        assert [sizes[sizes > 0].tolist() for sizes in batch.seq_lens] == [
-            np.diff(bounds_of(view.batch(numbers[k : k + 1]))).tolist() for k in range(3)
-        ]
-    bounds = [bounds_of(view.batch(numbers[k : k + 1])) for k in range(3)]
+        assert [sizes[sizes > 0].tolist() for sizes in batch.seq_lens] == [np.diff(its).tolist() for its in bounds]
     whole = [0, *(k * length + bound for k, its in enumerate(bounds) for bound in its[1:])]
     assert batch.cu_seqlens.tolist() == whole
     assert batch.max_seqlen == max(np.diff(whole))
