@@ -41,9 +41,8 @@ from flat_tokens.manifest import (
     splits_of,
 )
 from flat_tokens.options import at_least, nearest
-from flat_tokens.rows.documents import LEFT_OUT, DocumentTable, beside, matching, recorded_of
+from flat_tokens.rows.documents import LEFT_OUT, DocumentTable, beside
 from flat_tokens.rows.split import FlatTokens
-from flat_tokens.rows.where import parse
 from flat_tokens.stores import signing
 from flat_tokens.stores.cached import READ_AHEAD_BYTES, CachedStore
 from flat_tokens.stores.disk_cache import DiskCache
@@ -280,19 +279,16 @@ def open(
         raise ValueError(f"cache is {cache!r} and cache_bytes {cache_bytes}: give both, the directory and its bound, or none")
     checked_bytes, read_ahead = at_least(1, "cache_bytes", cache_bytes or 1), at_least(0, "read_ahead", read_ahead)
     store, metadata = open_root(Store.at(path_or_url))
-    manifest: JsonObject = {}
-    # Datasets with a manifest were written by this library. Local ones are checked in any case.
-    if cache is not None and not store.is_local:
-        if not (manifest := manifest_of(store)):
+    has_cache = cache is not None and not store.is_local
+    manifest = manifest_of(store) if has_cache or not store.reads_last_bytes or signing.keys() else {}
+    objects = [stored_object(stored) for stored in manifest.get("objects", ())]
+    if cache is not None and has_cache:
+        if not manifest:
             raise ValueError(f"{store.url}: has no {MANIFEST}, which a cache needs. Open it without one, or make it again.")
-        objects = [stored_object(stored) for stored in manifest["objects"]]
         store = CachedStore.over(store, objects, DiskCache(cache, checked_bytes), read_ahead)
     elif not store.reads_last_bytes:  # its sizes are those of the manifest, where there is one
-        manifest = manifest_of(store)
-        objects = [stored_object(stored) for stored in manifest.get("objects", ())]
         store = replace(store, sizes={store.path(stored.key): stored.size for stored in objects})
-    if signing.keys():
-        manifest = manifest_of(store)
+    # Datasets with a manifest were written by this library. Local ones are checked in any case.
     in_order = bool(manifest or store.exists(MANIFEST)) and not store.is_local
     marker = f"{TEST}/{GROUPS[metadata['zarr_format']]}"
 
@@ -327,7 +323,7 @@ def check_where(root: Store, where: str) -> None:
     """ValueError for an expression that cannot be true or false of a dataset's documents, even if there are none."""
     store, _ = open_root(root)
     for split in open_splits(store).values():
-        matching(split, parse(where), 0, 0, lambda: recorded_of(store))
+        split.select(indices=[]).select(where=where)
 
 
 def resolve(store: Store) -> Store:

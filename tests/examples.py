@@ -12,6 +12,8 @@ ALL, FEW = "all", "few"
 SHARE = 10
 NIGHTLY = [pytest.mark.slow, pytest.mark.nightly]
 """Marks of what is left to ``make test-nightly``."""
+SOME_OR_ALL = pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=NIGHTLY)], ids=["some", "all"])
+"""Some of the cases of a test, which is given ``is_whole``; ``make test-nightly`` tries all."""
 
 # Not the profile that hypothesis takes where the variable CI is set: it keeps no examples and chooses the same ones each time.
 _common = settings(

@@ -109,8 +109,7 @@ class Ledger:
             raise FileNotFoundError(f"{self.path}: there is no ledger. Begin one with Ledger.create") from error
         try:
             check_format(content, FORMAT, FORMAT_VERSION)
-            named = (name.rstrip("?") for name in SHAPE)
-            self._content = {name: content[name] for name in named if name in content}
+            self._content = {name: content[name] for name in SHAPE if name in content}
             check(self._content, SHAPE, "it")
             if isinstance(order := content.get("order"), bool) or order != ORDER:
                 raise ValueError(f"order {order!r}")

@@ -84,9 +84,12 @@ Sources = Sequence[tuple[str, Sequence[str]]]
 
 
 def chosen_by(tokens: FlatTokens, where: Where) -> Int64s:
-    """The sequences for which an expression is true, in order: int64[n]. It reads the facts that are named, and no token."""
+    """The sequences for which an expression is true, in order: int64[n]. It reads the facts that are named, and no token.
+
+    ValueError for a name that it cannot have, and for a comparison of a number with a text, even if there are no sequences.
+    """
     recorded, found = cache(lambda: recorded_of(dataset_of(tokens.store))), []
-    for start in range(0, max(tokens.seq_count, 1), DOCUMENTS_AT_A_TIME):  # of no documents, too: it may be wrong
+    for start in range(0, max(tokens.seq_count, 1), DOCUMENTS_AT_A_TIME):
         stop = min(start + DOCUMENTS_AT_A_TIME, tokens.seq_count)
         found.append(np.flatnonzero(matching(tokens, where, start, stop, recorded)) + start)
     return np.concatenate(found)

@@ -24,7 +24,7 @@ from flat_tokens.stores.store import Store
 from flat_tokens.tools.corpus import open_corpus
 from flat_tokens.writer import write_dataset
 from tests.damage import change_file
-from tests.examples import NIGHTLY, examples
+from tests.examples import SOME_OR_ALL, examples
 from tests.refusal import refusal
 
 NAMES = get_args(LayoutName)
@@ -298,7 +298,7 @@ def test_chunks_that_plain_zarr_leaves_out_are_its_fill_value(tmp_path, zarr_for
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-@pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=NIGHTLY)], ids=["some", "all"])
+@SOME_OR_ALL
 def test_damaged_plain_datasets_are_refused_or_read_as_zarr_reads_them(tmp_path, way, is_whole):
     """Without checksums flipped bits are data, here as there. What cannot be decoded is a ValueError that names the file."""
     plain(tmp_path / "dataset", **way)

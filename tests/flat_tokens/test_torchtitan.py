@@ -16,7 +16,7 @@ import flat_tokens
 from flat_tokens import FlatTokens, Ledger, Mixture, ShuffledLoader, TokenBatch, write_dataset
 from flat_tokens.rows.loader import ByStep
 from flat_tokens.torchtitan import Config, DataLoader
-from tests.examples import NIGHTLY
+from tests.examples import SOME_OR_ALL
 from tests.refusal import refusal
 
 pytestmark = pytest.mark.needs("torch")
@@ -106,7 +106,7 @@ RANKS = ((1, 16), (2, 8), (3, 2), (4, 1), (8, 2), (16, 1), (16, 3))
 
 
 @pytest.mark.parametrize("kind", ["shuffled", "mixture"])
-@pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=NIGHTLY)], ids=["some", "all"])
+@SOME_OR_ALL
 def test_a_run_goes_on_at_every_step_with_1_to_16_ranks_and_other_batch_sizes(train, built, kind, is_whole):
     def mixed(length: int, batch_size: int, start: int) -> ByStep:
         sources = {"a": (train.packed(length), 0.7), "b": (train.packed(length, bos=1), 0.3)}

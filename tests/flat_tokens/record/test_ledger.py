@@ -234,8 +234,3 @@ def test_what_is_no_source_is_refused_by_name(tmp_path, source, complaint):
     with refusal(complaint, TypeError):
         Ledger.create(tmp_path / "run.json", sources, 4)
     assert not (tmp_path / "run.json").exists()
-
-
-def test_a_schedule_has_numbers():
-    with refusal(r"a schedule's weights are \[1, '2'\], but they are numbers", TypeError):
-        Schedule([(0, 1), (5, "2")])  # type: ignore[list-item]

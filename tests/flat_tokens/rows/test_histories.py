@@ -91,8 +91,9 @@ def test_schedules_that_cannot_be_are_refused():
         ([(0, -1.0)], "numbers from 0 up"),
         ([(0, 0.0)], "not all 0"),
         ([(0, float("nan"))], "numbers from 0 up"),
+        ([(0, 1), (5, "2")], r"weights are \[1, '2'\], but they are numbers"),
     ):
-        with refusal(complaint):
+        with refusal(complaint, (ValueError, TypeError)):
             Schedule(points)  # type: ignore[arg-type]
     late = Schedule([(10, 0), (20, 1)], "step", "constant")
     with refusal("no source has a weight at sample 0"):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import flat_tokens
 from flat_tokens import BlockOrder, BucketedLoader, FillInMiddle, FlatTokens, ShuffledLoader
 from flat_tokens.rows.loader import hosts_of_rows
-from tests.examples import NIGHTLY, examples
+from tests.examples import SOME_OR_ALL, examples
 from tests.flat_tokens.rows.rows_by_number import Numbers, places_of
 from tests.flat_tokens.rows.test_crop import written
 from tests.made import split_of, write_sequences
@@ -169,7 +169,7 @@ def test_costs_are_the_squares_of_the_segments(train, settings):
 
 
 @pytest.mark.parametrize(("order", "drop_last"), [("shuffled", True), (BlockOrder(8, 4, 2), False)], ids=str)
-@pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=NIGHTLY)], ids=["some", "all"])
+@SOME_OR_ALL
 def test_hosts_share_the_same_rows_of_every_step(train, order, drop_last, is_whole):
     view = train.packed_documents(64, fim=FillInMiddle(0.5, 0.5, 901, 902, 903), too_long="cut")
     settings = {"epochs": 2, "order": order, "drop_last": drop_last}

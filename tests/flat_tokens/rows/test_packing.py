@@ -6,13 +6,10 @@ import json
 import pickle
 import shutil
 import tracemalloc
-import uuid
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import fsspec
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -26,7 +23,7 @@ from tests.elsewhere import elsewhere
 from tests.examples import examples
 from tests.flat_tokens.rows.rows_by_number import PACKS
 from tests.flat_tokens.rows.test_crop import assert_packs
-from tests.made import write_sequences
+from tests.made import split_of, write_sequences
 from tests.refusal import refusal
 
 NAMES = ("tokens", "labels", "input_pos", "document_ids", "document_range")
@@ -35,25 +32,18 @@ needs_torch = pytest.mark.needs("torch")
 needs_jax = pytest.mark.needs("jax")
 
 
-def write(path: Path | str, lengths: list[int]) -> FlatTokens:
+def counted(lengths: list[int]) -> list[list[int]]:
     """Tokens count 1, 2, 3, ... through all documents."""
-    seq_starts = np.zeros(len(lengths) + 1, np.uint64)
-    seq_starts[1:] = np.cumsum(lengths)
-    tokens = np.arange(1, sum(lengths) + 1, dtype=np.uint32)
-    write_dataset(path, [TokenBatch.from_flat(tokens, seq_starts)])
-    return flat_tokens.open(path).train
+    numbers = itertools.count(1)
+    return [[next(numbers) for _ in range(size)] for size in lengths]
+
+
+def write(path: Path, lengths: list[int]) -> FlatTokens:
+    return flat_tokens.open(write_sequences(path, counted(lengths))).train
 
 
 def in_memory(lengths: list[int]) -> FlatTokens:
-    return write(f"memory://{uuid.uuid4().hex}", lengths)
-
-
-@pytest.fixture(autouse=True)
-def _memory_store() -> Iterator[None]:
-    yield
-    fs = fsspec.filesystem("memory")
-    fs.store.clear()
-    fs.pseudo_dirs[:] = [""]
+    return split_of(counted(lengths))
 
 
 @pytest.fixture

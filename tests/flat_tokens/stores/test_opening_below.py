@@ -22,7 +22,7 @@ from flat_tokens.vocabulary import beside, resolve
 from tasks.derive.inputs import examine, read_keys
 from tasks.text.runs import descriptor as run_descriptor
 from tests import doors
-from tests.examples import NIGHTLY
+from tests.examples import SOME_OR_ALL
 from tests.made import docs_of, foreign, publish_docs
 from tests.refusal import refusal
 from tests.sources import arrow_bytes, parquet_bytes
@@ -145,7 +145,7 @@ def rooted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Path
 
 
 @pytest.mark.parametrize("name", PLACES)
-@pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=NIGHTLY)], ids=["some", "all"])
+@SOME_OR_ALL
 def test_no_link_at_any_step_leads_a_reader_out(name, tmp_path, rooted, is_whole, monkeypatch):
     """Each file and directory below a root is in turn replaced by a link to itself elsewhere. What was read before is refused."""
     place, opened, refused = PLACES[name], [], 0
