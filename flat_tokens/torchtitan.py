@@ -105,11 +105,9 @@ class DataLoader:
         return self
 
     def __next__(self) -> tuple[dict[str, Any], Any]:
-        batch = next(self._steps)
-        return self._as_trained(getattr(batch, "samples", batch))
-
-    def _as_trained(self, rows: Any) -> tuple[dict[str, Any], Any]:
-        """Inputs, positions and labels of a batch, as the trainer takes them. ValueError if it has another shape."""
+        """Inputs, positions and labels of the next batch, as the trainer takes them. ValueError if it has another shape."""
+        rows = next(self._steps)
+        rows = getattr(rows, "samples", rows)
         torch = extra("torch", "torchtitan's data loader")
         packed = hasattr(rows, "document_ids")
         tokens = torch.as_tensor(rows.tokens if packed else rows.targets).long()

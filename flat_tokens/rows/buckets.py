@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, SupportsIndex
 
 import numpy as np
 
@@ -104,11 +104,6 @@ class BucketedLoader(ByStep):
         places = first + np.arange(*self._share(rows))
         within = self._orders[bucket](places, derive_keys(self.seed, 4, bucket, epoch))
         return [(self._views[bucket], self._documents[self._firsts[bucket] + within], np.arange(len(places)))]
-
-    def __getitem__(self, step: SupportsIndex) -> Any:
-        """The batch of a step: its rows have the length of its bucket. IndexError if there is no such step."""
-        ((view, documents, _),) = self._parts(step)
-        return view.batch(documents)
 
     def _epochs_in(self, steps: int, source: str | None) -> Int64s:
         return np.arange(self.start // self.epoch_steps, -(-(self.start + steps) // self.epoch_steps))

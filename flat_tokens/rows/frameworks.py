@@ -111,9 +111,8 @@ def running_max(array: Array) -> Array:
 
 def converted(array: AnyArray, framework: Framework) -> Array:
     """The array as one of *framework*, in the same memory where possible."""
-    if framework == "torch":
-        return extra("torch", "framework='torch'").as_tensor(array)
-    return extra("jax", "framework='jax'").device_put(array)
+    module = extra(framework, f"framework={framework!r}")
+    return module.as_tensor(array) if framework == "torch" else module.device_put(array)
 
 
 def causal(segments: Array, places: Array) -> Array:

@@ -249,7 +249,8 @@ class ByStep:
         return self._step_count
 
     def __getitem__(self, step: SupportsIndex) -> Any:
-        raise NotImplementedError
+        """The batch of a step, as the view gives it. IndexError if there is no such step."""
+        return read_batch(self._parts(step), are_alike=isinstance(self.view, SplitView))
 
     def __iter__(self) -> Steps:
         return self.steps()
@@ -707,9 +708,3 @@ class ShuffledLoader(ByStep):
         is_short = (step + 1) * self.batch_size + self.start > (self._total or math.inf)
         shares = np.where(is_short, ((self._total or 0) - self.start) // streams % share, share)
         return np.where(place >= 0, step, -1), stream * shares + within
-
-    def __getitem__(self, step: SupportsIndex) -> Any:
-        """The batch of a step, as the view gives it. IndexError if there is no such step."""
-        if not getattr(self.view, "has_epochs", False):
-            return self.view.batch(self.indices(step))
-        return read_batch(self._parts(step), are_alike=isinstance(self.view, SplitView))
