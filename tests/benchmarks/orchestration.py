@@ -52,7 +52,7 @@ def server(home: Path) -> Iterator[tuple[Pool, dict[str, str]]]:
 
 def task_runs(server: Pool, **which: Any) -> int:
     """How many of these the server knows."""
-    return int(server.ask("POST", "/task_runs/count", {"task_runs": which} if which else {}))
+    return int(server.get("/task_runs/count", {"task_runs": which} if which else {}))
 
 
 def knows_all(server: Pool) -> bool:

@@ -7,29 +7,25 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import requests
-
+from tests.flows.pool import PrefectServer
 from tests.prefect_database import put_empty_database
 from tests.processes import family, kill, until
 
 CHECKOUT = Path(__file__).parents[2]
-ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED", "PAUSED")
 
 
-class Service(NamedTuple):
+@dataclass
+class Service(PrefectServer):
     """A running service. *home*: its database and its output are there."""
 
     process: subprocess.Popen[bytes]
     port: int
     home: Path
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/api"
 
     @property
     def secret_file(self) -> Path:
@@ -47,25 +43,6 @@ class Service(NamedTuple):
     def output(self) -> str:
         return (self.home / "output.txt").read_text()
 
-    def ask(self, method: str, path: str, body: Any = None) -> requests.Response:
-        """An answer of the API. What it could not do because its database was busy is asked again."""
-
-        def answer() -> tuple[requests.Response] | None:
-            user, _, password = self.secret.partition(":")
-            given = requests.request(method, self.url + path, json=body, auth=(user, password), timeout=60)
-            return None if given.status_code >= 500 else (given,)
-
-        return until(answer, f"{method} {path}")[0]
-
-    def get(self, path: str, body: Any = None) -> Any:
-        given = self.ask("GET" if body is None else "POST", path, body)
-        given.raise_for_status()
-        return given.json()
-
-    def deployment(self, name: str) -> dict[str, Any]:
-        (found,) = self.get("/deployments/filter", {"deployments": {"name": {"any_": [name]}}, "limit": 2})
-        return dict(found)
-
     def names(self, kind: str) -> list[str]:
         """Names of all deployments, or automations, that there are."""
         return sorted(one["name"] for one in self.get(f"/{kind}/filter", {"limit": 200}))
@@ -75,22 +52,6 @@ class Service(NamedTuple):
         found = self.deployment(deployment)
         (schedule,) = found["schedules"]
         self.ask("PATCH", f"/deployments/{found['id']}/schedules/{schedule['id']}", {"active": active}).raise_for_status()
-
-    def start_run(self, deployment: str, parameters: dict[str, Any], tags: Sequence[str] = ()) -> requests.Response:
-        """What the button at the end of a run form does."""
-        path = f"/deployments/{self.deployment(deployment)['id']}/create_flow_run"
-        return self.ask("POST", path, {"parameters": parameters, "tags": list(tags)})
-
-    def run(self, run_id: str) -> dict[str, Any]:
-        return dict(self.get(f"/flow_runs/{run_id}"))
-
-    def ended(self, run_id: str) -> dict[str, Any]:
-        """A run, once it has ended."""
-        return until(lambda: run if (run := self.run(run_id))["state_type"] in ENDED else None, f"the end of run {run_id}")
-
-    def runs_tagged(self, *tags: str) -> list[dict[str, Any]]:
-        wanted = {"flow_runs": {"tags": {"all_": list(tags)}}, "sort": "EXPECTED_START_TIME_ASC", "limit": 200}
-        return list(self.get("/flow_runs/filter", wanted))
 
     def artifacts(self, run_id: str) -> dict[str, dict[str, Any]]:
         wanted = {"artifacts": {"flow_run_id": {"any_": [run_id]}}, "limit": 200}

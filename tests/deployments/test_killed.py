@@ -51,10 +51,10 @@ def test_a_run_survives_its_worker_and_a_worker_says_how_its_run_ended(workers, 
     worker = workers.work(f"{killed}-{stage}", "flat-tokens", PYTHONPATH=str(workers.home), HELD=str(held))
     source = {"path": str(workers.home / "lines.txt"), "document_separator": "\n"}
     config = {"name": stage, "output": str(tmp_path / "out"), "sources": [source], "tokenizer": {"name": "bytes"}}
-    run = workers.run_deployment("build-dataset/build", {"config": {**config, "slice_bytes": 2000, "workers": 1}})
+    run = workers.start_run("build", {"config": {**config, "slice_bytes": 2000, "workers": 1}}).json()["id"]
     until(held.exists, "the stage does not begin")
     if killed == "run":
-        kill(*family(int(workers.ask("GET", f"/flow_runs/{run}")["infrastructure_pid"])))
+        kill(*family(int(workers.run(run)["infrastructure_pid"])))
     else:
         kill(worker.pid)
         worker.wait()

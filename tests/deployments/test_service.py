@@ -85,7 +85,7 @@ def service(launched: list[Service], home: Path) -> Service:
 
 def first_refresh(service: Service) -> dict[str, Any] | None:
     """The first run that has ended well. Others may have been due while it ran: they are cancelled."""
-    runs = service.runs_tagged("dataset:fruit", "tokenizer:bytes")
+    runs = service.runs("dataset:fruit", "tokenizer:bytes")
     return next((run for run in runs if run["state_type"] == "COMPLETED"), None)
 
 
@@ -146,7 +146,7 @@ def test_a_scheduled_refresh_publishes_what_is_new(service, home):
     until(lambda: (path := latest(out)) and texts_of(path) == expected, "the refresh after the change")
 
     def finished() -> list[dict[str, Any]]:
-        return [run for run in service.runs_tagged("dataset:fruit") if run["state_type"] == "COMPLETED"]
+        return [run for run in service.runs("dataset:fruit") if run["state_type"] == "COMPLETED"]
 
     def headlines() -> list[str]:
         return [service.artifacts(run["id"])["fruit-refresh"]["description"] for run in finished()]
@@ -222,7 +222,7 @@ def test_wrong_parameters_are_refused_before_there_is_a_run(service, settings, w
     refused = service.start_run("build", {"config": config}, ["wrong"])
     assert refused.status_code in (409, 422), refused.text
     assert words in refused.text
-    assert service.runs_tagged("wrong") == []
+    assert service.runs("wrong") == []
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_who_starts_a_run_has_no_say_in_how_the_worker_runs_it(service, variable
     refused = service.ask("POST", path, {"parameters": {"config": config}, "job_variables": variables, "tags": ["wrong"]})
     assert refused.status_code == 422
     assert f"'{unexpected}' was unexpected" in refused.text
-    assert service.runs_tagged("wrong") == []
+    assert service.runs("wrong") == []
 
 
 def test_a_pool_of_another_type_is_the_operators(service):
@@ -376,7 +376,7 @@ def test_a_build_from_a_terminal_reports_to_it_by_the_line_that_it_printed(servi
         for words in (command, alone)
     )
     assert done.returncode == 0, done.stderr
-    assert [run["state_type"] for run in service.runs_tagged("dataset:typed")] == ["COMPLETED"]
+    assert [run["state_type"] for run in service.runs("dataset:typed")] == ["COMPLETED"]
     assert failed.returncode != 0
     assert "PREFECT_API_AUTH_STRING" in failed.stderr
 

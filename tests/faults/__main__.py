@@ -35,7 +35,9 @@ def main() -> int:
     begun, rows, flaws = time.monotonic(), {}, 0
     for line in lines_of_all(options.jobs, options.results):
         done = json.loads(line)
-        if not is_wanted(done, options):
+        # A file of results may have trials of other runs.
+        chosen = done["campaign"] in (options.only or NAMES) and re.search(options.under, done["under"])
+        if not chosen or not re.search(options.match, done["name"]):
             continue
         row = rows.setdefault((done["fault"], done["under"]), Row(done["fault"], done["under"]))
         row.add(done["count"], [what for what, _ in done["flaws"]])
@@ -47,12 +49,6 @@ def main() -> int:
     if options.table:
         write_table(options.table, list(rows.values()), options_that_matter(options))
     return int(flaws > 0)
-
-
-def is_wanted(trial: dict[str, Any], options: argparse.Namespace) -> bool:
-    """Whether it is of this run: a file of results may have others."""
-    chosen = trial["campaign"] in (options.only or NAMES)
-    return bool(chosen and re.search(options.under, trial["under"]) and re.search(options.match, trial["name"]))
 
 
 def options_that_matter(options: argparse.Namespace) -> str:

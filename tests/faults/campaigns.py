@@ -59,24 +59,21 @@ def users() -> tuple[int | None, ...]:
 
 
 def trial(row: str, under: str, name: object, play: Callable[[], list[Flaw] | None]) -> Trial:
-    """A trial that is counted once."""
+    """A trial that is counted once. It has the first flaw of each kind, and how many there are."""
 
     def do() -> Done | None:
-        return None if (flaws := play()) is None else Done(at_most_one_of_each(flaws))
+        if (flaws := play()) is None:
+            return None
+        found = {}
+        for what, told in flaws:
+            found.setdefault(what, []).append(told)
+        return Done([Flaw(what, f"{one}{f' (and {len(more)} more)' if more else ''}") for what, (one, *more) in found.items()])
 
     return Trial(row, under, str(name), do)
 
 
 def _faulty(bench: Bench, row: str, case: str, fault: Fault, user: int | None = None) -> Trial:
     return trial(row, case, f"{fault}{' as an ordinary user' if user else ''}", partial(bench.trial, case, fault, user))
-
-
-def at_most_one_of_each(flaws: list[Flaw]) -> list[Flaw]:
-    """The first one of each kind, and how many there are."""
-    found = {}
-    for what, told in flaws:
-        found.setdefault(what, []).append(told)
-    return [Flaw(what, f"{told[0]}{f' (and {len(told) - 1} more)' if told[1:] else ''}") for what, told in found.items()]
 
 
 Campaign = Callable[[Bench, re.Pattern[str], int], Iterator[Trial]]

@@ -54,7 +54,7 @@ class Case(NamedTuple):
 
 
 def config(here: Path, name: str, *notes: Path, **settings: Any) -> None:
-    told = {**settings_of(here / "out", *notes, workers=1, slice_bytes=400), **settings}
+    told = settings_of(settings.pop("output", here / "out"), *notes, **{"workers": 1, "slice_bytes": 400, **settings})
     (here / f"{name}.json").write_text(json.dumps(told))
 
 
@@ -94,10 +94,6 @@ def prepare_refresh(here: Path, command: Command, **settings: Any) -> list[Path]
 def prepare_retokenize(here: Path, command: Command) -> None:
     shutil.copy(ROOT / "deployments/demo/tokenizer.json", here / "tokenizer.json")
     built(here, command, "new", write_notes(here / "in/a.jsonl", 4))
-
-
-def prepare_train_tokenizer(here: Path, command: Command) -> None:
-    built(here, command, "new", write_notes(here / "in/a.jsonl", 8))
 
 
 def prepare_rollback(here: Path, command: Command) -> None:
@@ -220,17 +216,12 @@ def prepare_streamed(here: Path, command: Command, made: Callable[[str, int], li
     """A version of some documents, and sources with more: slices of several batches, in objects that they do not fit."""
     old, more = here / "in/a.jsonl", here / "in/b.jsonl"
     (here / "x.jinja").write_text(TEMPLATE)
-    source = settings.pop("source", {})
-    if "chat_template" in source:
-        source = {**source, "chat_template": str(here / "x.jinja")}
-
-    def config_of(name: str, *paths: Path) -> None:
-        told = settings_of(here / "out", *paths)
-        config(here, name, sources=[{**one, **source} for one in told["sources"]], workers=2, slice_bytes=700, **settings)
-
-    config_of("old", write_rows(old, made("a", 8)))
-    command("build HERE/old.json --no-server")
-    config_of("new", write_rows(old, made("a", 24)), write_rows(more, made("b", 12)))
+    of_sources = settings.pop("source", {})
+    if "chat_template" in of_sources:
+        of_sources = {**of_sources, "chat_template": str(here / "x.jinja")}
+    settings |= {"of_sources": of_sources, "workers": 2, "slice_bytes": 700}
+    built(here, command, "old", write_rows(old, made("a", 8)), **settings)
+    config(here, "new", write_rows(old, made("a", 24)), write_rows(more, made("b", 12)), **settings)
 
 
 def prepare_many_files(here: Path, command: Command) -> None:
@@ -298,7 +289,7 @@ CASES = {
         ),
         Case(
             "train-tokenizer",
-            prepare_train_tokenizer,
+            lambda here, command: built(here, command, "new", write_notes(here / "in/a.jsonl", 8)),
             "train-tokenizer HERE/out --no-server --vocab-size 260,264 --to HERE/tokenizers/{size}",
         ),
         Case("rollback", prepare_rollback, "rollback HERE/out FIRST"),

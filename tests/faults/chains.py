@@ -7,7 +7,7 @@ import shutil
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,16 +39,6 @@ class Link(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.fault}{', then damage' if self.damages else ''}"
-
-
-def links_of(chance: random.Random, counts: Counter[str]) -> list[Link]:
-    """The attempts of a chain, by the number of operations that an undisturbed run has."""
-    return [Link(_fault(chance, counts), chance.random() < 0.3) for _ in range(chance.randrange(2, MOST_ATTEMPTS + 1))]
-
-
-def crash_loop_of(chance: random.Random, counts: Counter[str]) -> list[Link]:
-    """Nothing but kills."""
-    return [Link(Fault("change", chance.randrange(1, counts["change"] + 1), KILL), False) for _ in range(KILLS_IN_A_LOOP)]
 
 
 def _fault(chance: random.Random, counts: Counter[str]) -> Fault:
@@ -83,8 +73,12 @@ class Chains:
     def play(self, case: str, seed: int) -> list[Flaw]:
         """Play a chain; what did not hold. All of it follows from the seed, but for what threads do at the same time."""
         calm, here, chance = self._bench.calm(case), self._bench.here, random.Random(f"{case} {seed}")
-        is_loop = seed % CRASH_LOOP == CRASH_LOOP - 1
-        links = (crash_loop_of if is_loop else links_of)(chance, calm.counts)
+        if seed % CRASH_LOOP == CRASH_LOOP - 1:  # nothing but kills
+            kills = (Fault("change", chance.randrange(1, calm.counts["change"] + 1), KILL) for _ in range(KILLS_IN_A_LOOP))
+            links = [Link(kill, False) for kill in kills]
+        else:
+            attempts = range(chance.randrange(2, MOST_ATTEMPTS + 1))
+            links = [Link(_fault(chance, calm.counts), chance.random() < 0.3) for _ in attempts]
         flaws, damaged, claimed = [], False, False
         self._bench.lay_out()
         before = bytes_of(here)
@@ -183,22 +177,11 @@ def flip(path: Path, chance: random.Random) -> None:
     path.write_bytes(data)
 
 
-def cut_off(path: Path, chance: random.Random) -> None:
-    os.truncate(path, chance.randrange(path.stat().st_size + 1))
-
-
-def extend(path: Path, chance: random.Random) -> None:
-    with path.open("ab") as file:
-        file.write(chance.randbytes(9))
-
-
-def remove(path: Path, chance: random.Random) -> None:
-    path.unlink()
-
-
-def take_directory(path: Path, chance: random.Random) -> None:
-    """The whole directory is gone."""
-    shutil.rmtree(path.parent)
-
-
-DAMAGES = (flip, flip, cut_off, extend, remove, take_directory)
+DAMAGES: tuple[Callable[[Path, random.Random], object], ...] = (
+    flip,
+    flip,
+    lambda path, chance: os.truncate(path, chance.randrange(path.stat().st_size + 1)),
+    lambda path, chance: path.write_bytes(path.read_bytes() + chance.randbytes(9)),
+    lambda path, _: path.unlink(),
+    lambda path, _: shutil.rmtree(path.parent),
+)

@@ -283,7 +283,8 @@ class Bench:
         shutil.rmtree(self.here, ignore_errors=True)
         shutil.copytree(self.template, self.here, symlinks=True)
         if user is not None:
-            give_away(self.here, user)
+            for path in (self.here, *self.here.rglob("*")):
+                os.chown(path, user, user, follow_symlinks=False)
 
     def record(self, name: str) -> list[tuple[Any, ...]]:
         """Run a case undisturbed, where it is laid out; all that it changed on the disk."""
@@ -374,7 +375,9 @@ def messages(
     if is_killed or ended.hung or ended.died:
         return
     status = 1 if ended.value is None else status_of(ended.value)
-    lines = without_logs(ended.output, command)
+    # It may log before it fails, tell what it goes by, and its progress where that is slow.
+    logs = rf"\d{{4}}-\d\d-\d\d |{command}: |\S+  [a-z-]+  "
+    lines = [line for line in ended.output.splitlines() if not re.match(logs, line)]
     if ended.error or "Traceback" in ended.output:
         yield Flaw("message", f"traceback: {ended.error or ended.output}")
     elif status and not may_fail:
@@ -425,11 +428,6 @@ def status_of(value: Any) -> int:
     return ran.status
 
 
-def without_logs(output: str, name: str) -> list[str]:
-    """The lines of what a command said. It may log before it fails, tell what it goes by, and its progress where that is slow."""
-    return [line for line in output.splitlines() if not re.match(rf"\d{{4}}-\d\d-\d\d |{name}: |\S+  [a-z-]+  ", line)]
-
-
 def look_and_run(here: Path, words: Words) -> Looked:
     there, unreadable = tried(lambda: seen(here))
     exported = {
@@ -448,9 +446,3 @@ def import_all(modules: Iterable[str]) -> None:
         if module not in sys.modules and not module.startswith("__"):
             with contextlib.suppress(Exception):  # some can only be imported by others
                 importlib.import_module(module)
-
-
-def give_away(root: Path, user: int) -> None:
-    os.chown(root, user, user)
-    for path in root.rglob("*"):
-        os.chown(path, user, user, follow_symlinks=False)

@@ -100,11 +100,6 @@ def counts(out: Path, version: str) -> dict[str, int]:
     return {one["name"]: one["written"] for one in totals}
 
 
-def lets_through(before: dict[str, int], now: dict[str, int]) -> bool:
-    """Whether gates that nobody set let a version through, in words of their own."""
-    return all(count >= 1 and 2 * count >= before.get(name, 0) for name, count in now.items())
-
-
 class Decisions(Histories):
     """Plays histories of decisions below *scratch*, in forks of this process, which must not have threads."""
 
@@ -207,7 +202,10 @@ class Decisions(Histories):
             case "refresh":
                 # A forgetting that was killed is brought to its end first: the gates look at what is left of the version.
                 former = counts(out, successor) if (successor := replaced.get(before.version or "")) else of_before
-                return "" if lets_through(former, counts(out, now)) else "no gate let it through"
+                # What gates that nobody set let through, in words of their own.
+                written = counts(out, now).items()
+                is_right = all(count >= 1 and 2 * count >= former.get(name, 0) for name, count in written)
+                return "" if is_right else "no gate let it through"
             case "approve":
                 return "" if now == candidate and decided(after, None) == ("approved", now) else "it did not wait"
             case "rollback":

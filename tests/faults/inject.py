@@ -209,7 +209,11 @@ class Watch:
             if name == PAUSE:
                 time.sleep(int(more) / 1000)
             else:
-                _interrupt_twice(int(more) / 1000)
+                # As the terminal does for Ctrl-C, now and again later, unless the process has ended.
+                os.kill(os.getpid(), signal.SIGINT)
+                again = threading.Timer(int(more) / 1000, os.kill, (os.getpid(), signal.SIGINT))
+                again.daemon = True
+                again.start()
             return real(*arguments, **named)
         if action == KILL:
             with contextlib.suppress(OSError):  # such as making a directory that is there
@@ -240,9 +244,11 @@ class Watch:
         """Do an operation and keep what it changed, in terms of inodes, as `power_loss.Disk` takes it."""
         note = self.recorded.append
         parent, name = _REAL_STAT(os.path.dirname(path)).st_ino, os.path.basename(path)
+        there = None
         match function:
             case "open":
-                there = _lstat(path)
+                with contextlib.suppress(OSError, TypeError):
+                    there = _REAL_STAT(path, follow_symlinks=False)
                 fd = real(*arguments, **named)
                 if there is None:
                     note(("create", parent, name, os.fstat(fd).st_ino))
@@ -251,7 +257,8 @@ class Watch:
                 return fd
             case "write":
                 fd = arguments[0]
-                at = os.fstat(fd).st_size if _appends(fd) else os.lseek(fd, 0, os.SEEK_CUR)
+                appends = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_APPEND
+                at = os.fstat(fd).st_size if appends else os.lseek(fd, 0, os.SEEK_CUR)
                 count = real(*arguments, **named)
                 note(("write", os.fstat(fd).st_ino, at, bytes(memoryview(arguments[1]).cast("B")[:count])))
                 return count
@@ -282,17 +289,6 @@ class Watch:
 _REAL_STAT = os.stat
 
 
-def _lstat(path: Any) -> os.stat_result | None:
-    try:
-        return _REAL_STAT(path, follow_symlinks=False)
-    except (OSError, TypeError):
-        return None
-
-
-def _appends(fd: int) -> bool:
-    return bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_APPEND)
-
-
 def _halved(function: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments of a read or write of half as many bytes, and of one at least."""
     fd, what, *rest = arguments
@@ -308,14 +304,6 @@ def _halved(function: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
 def _die() -> Any:
     os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(60)
-
-
-def _interrupt_twice(seconds: float) -> None:
-    """As the terminal does for Ctrl-C, now and again later, unless the process has ended."""
-    os.kill(os.getpid(), signal.SIGINT)
-    again = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
-    again.daemon = True
-    again.start()
 
 
 class Ended(NamedTuple):

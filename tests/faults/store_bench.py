@@ -19,6 +19,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -95,12 +96,12 @@ def in_bucket(here: Path, output: str) -> dict[str, str]:
     return {"output": output, "scratch": str(here / "scratch")}
 
 
-def prepare_build(here: Path, output: str, do: Command) -> None:
-    config(here, "other", *cases.prepare_build(here, do, **in_bucket(here, output)), **in_bucket(here, output), split_seed=1)
+def prepare_other(prepare: Callable[..., list[Path]], here: Path, output: str, do: Command) -> None:
+    """As on a disk, and a second configuration."""
+    config(here, "other", *prepare(here, do, **in_bucket(here, output)), **in_bucket(here, output), split_seed=1)
 
 
-def prepare_refresh(here: Path, output: str, do: Command) -> None:
-    config(here, "other", *cases.prepare_refresh(here, do, **in_bucket(here, output)), **in_bucket(here, output), split_seed=1)
+prepare_build, prepare_refresh = (partial(prepare_other, of) for of in (cases.prepare_build, cases.prepare_refresh))
 
 
 def prepare_gc(here: Path, output: str, do: Command) -> None:

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +41,11 @@ def write_notes(path: Path, count: int, words: int = 12) -> Path:
     return path
 
 
-def settings_of(output: str | Path, *paths: Path, keep: Sequence[str] | None = None, **settings: Any) -> Settings:
+def settings_of(
+    output: str | Path, *paths: Path, keep: Sequence[str] | None = None, of_sources: Mapping[str, Any] = {}, **settings: Any
+) -> Settings:
     """A configuration as JSON can carry it: a source for each path, byte tokens, half of the documents validation."""
-    sources = [{"name": path.stem, "path": str(path), "id_column": "id", "keep_columns": keep} for path in paths]
+    sources = [{"name": path.stem, "path": str(path), "id_column": "id", "keep_columns": keep, **of_sources} for path in paths]
     return {"output": str(output), "sources": sources, "tokenizer": "bytes", "validation_fraction": 0.5, **settings}
 
 

@@ -107,7 +107,7 @@ def test_a_build_that_is_killed_goes_on_with_the_groups_that_are_under_way(servi
         seen = now
     workers["builds"] = service.work("builds", "flat-tokens")
     config = BuildConfig.model_validate(settings).model_dump(mode="json", exclude_unset=True)
-    run = service.ended(service.run_deployment("build-dataset/build", {"config": config}))
+    run = service.ended(service.start_run("build", {"config": config}).json()["id"])
 
     assert run["state"]["type"] == "COMPLETED", run["state"]["message"]
     assert {path: at for path, at in receipts(tmp_path).items() if path in seen} == seen

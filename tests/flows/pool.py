@@ -5,23 +5,76 @@ import json
 import os
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import requests
+
 from tests.prefect_database import put_empty_database
 from tests.processes import DEADLINE, answers, family, free_port, kill, until
 
 ROOT = Path(__file__).parents[2]
-ENDED = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"}
+ENDED = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED", "PAUSED"}
 
 Process = subprocess.Popen[str]
 
 
+class PrefectServer:
+    """A server that was started, and its API as people's browsers use it."""
+
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/api"
+
+    @property
+    def secret(self) -> str:
+        """NAME:PASSWORD, or nothing."""
+        return ""
+
+    def ask(self, method: str, path: str, body: Any = None) -> requests.Response:
+        """An answer of the API. What it could not do because its database was busy is asked again."""
+
+        def answer() -> tuple[requests.Response] | None:
+            user, _, password = self.secret.partition(":")
+            login = (user, password) if user else None
+            given = requests.request(method, self.url + path, json=body, auth=login, timeout=60)
+            return None if given.status_code >= 500 else (given,)
+
+        return until(answer, f"{method} {path}")[0]
+
+    def get(self, path: str, body: Any = None) -> Any:
+        given = self.ask("GET" if body is None else "POST", path, body)
+        given.raise_for_status()
+        return given.json()
+
+    def deployment(self, name: str) -> dict[str, Any]:
+        (found,) = self.get("/deployments/filter", {"deployments": {"name": {"any_": [name]}}, "limit": 2})
+        return dict(found)
+
+    def start_run(self, deployment: str, parameters: dict[str, Any], tags: Sequence[str] = ()) -> requests.Response:
+        """What the button at the end of a run form does."""
+        path = f"/deployments/{self.deployment(deployment)['id']}/create_flow_run"
+        return self.ask("POST", path, {"parameters": parameters, "tags": list(tags)})
+
+    def run(self, run_id: str) -> dict[str, Any]:
+        return dict(self.get(f"/flow_runs/{run_id}"))
+
+    def ended(self, run_id: str) -> dict[str, Any]:
+        """A run, once it has ended."""
+        return until(lambda: run if (run := self.run(run_id))["state_type"] in ENDED else None, f"the end of run {run_id}")
+
+    def runs(self, *tags: str) -> list[dict[str, Any]]:
+        """The runs with these tags, the oldest first."""
+        wanted = {"flow_runs": {"tags": {"all_": list(tags)}}, "sort": "EXPECTED_START_TIME_ASC", "limit": 200}
+        return list(self.get("/flow_runs/filter", wanted))
+
+
 @dataclass
-class Pool:
+class Pool(PrefectServer):
     """A server on loopback with the deployments of this checkout, and whoever works for it."""
 
     home: Path
@@ -38,7 +91,7 @@ class Pool:
         return {
             **os.environ,
             "PREFECT_HOME": str(self.home),
-            "PREFECT_API_URL": f"http://127.0.0.1:{self.port}/api",
+            "PREFECT_API_URL": self.url,
             "PREFECT_WORKER_QUERY_SECONDS": "1",
             "PREFECT_SERVER_SERVICES_LATE_RUNS_ENABLED": "false",
         }
@@ -66,8 +119,7 @@ class Pool:
                 stdout=log,
                 stderr=log,
             )
-        url = f"http://127.0.0.1:{self.port}/api/health"
-        until(lambda: server.poll() is not None or answers(url), "the server does not answer")
+        until(lambda: server.poll() is not None or answers(f"{self.url}/health"), "the server does not answer")
         assert server.poll() is None, (self.home / "server.log").read_text()[-5000:]
 
     def work(self, name: str, pool: str = "flat-tokens-groups", **more: str) -> Process:
@@ -81,33 +133,6 @@ class Pool:
         return self.start(
             "-m", "flows", "build", str(config), "--json", "--quiet", *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
-
-    def ask(self, method: str, path: str, body: Any = None) -> Any:
-        data = json.dumps(body).encode() if body is not None else None
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/api{path}", data, {"Content-Type": "application/json"}, method=method
-        )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.loads(answer.read() or b"null")
-
-    def runs(self, *tags: str) -> list[dict[str, Any]]:
-        """The newest flow runs with these tags."""
-        some = {"sort": "EXPECTED_START_TIME_DESC", "limit": 200, "flow_runs": {"tags": {"all_": list(tags)}}}
-        return list(self.ask("POST", "/flow_runs/filter", some))
-
-    def run_deployment(self, name: str, parameters: dict[str, Any]) -> str:
-        """Start a run as the form of the UI does; its id."""
-        deployment = self.ask("GET", f"/deployments/name/{name}")
-        return str(self.ask("POST", f"/deployments/{deployment['id']}/create_flow_run", {"parameters": parameters})["id"])
-
-    def ended(self, run: str) -> dict[str, Any]:
-        """A run, when it has ended."""
-
-        def end() -> dict[str, Any] | None:
-            found = self.ask("GET", f"/flow_runs/{run}")
-            return found if found["state"]["type"] in ENDED else None
-
-        return until(end, f"run {run} does not end") or {}
 
     def stop(self, processes: Sequence[Process]) -> None:
         for process in processes:

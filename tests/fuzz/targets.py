@@ -40,7 +40,7 @@ from tasks.download.sources import resolve_source
 from tasks.download.table import MAGIC, CutFile, known_files, remember_files
 from tasks.garbage import Policy, collect
 from tasks.groups import put_group, read_group, read_report
-from tasks.models import FoundFile, digest_of
+from tasks.models import digest_of
 from tasks.output.leases import Workspace, in_use
 from tasks.output.pointer import read_pointer
 from tasks.output.versions import list_versions, pin, read_origin
@@ -85,12 +85,6 @@ def of_files(paths: Mapping[bytes, Path], inner: Mutator, look: Callable[[bytes]
 # Source files
 
 
-def _cut_in_memory(found: FoundFile, *shared: Any) -> CutFile:
-    """As small files are cut."""
-    (cut,) = cut_files((found,), *shared)
-    return cut
-
-
 def source(name: str, file: str, seeds: Callable[[], list[bytes]], mutate: Any, **settings: Any) -> Target:
     """A source file, found, unpacked, cut into slices and read as a build does it, under each policy for bad documents."""
 
@@ -114,7 +108,8 @@ def source(name: str, file: str, seeds: Callable[[], list[bytes]], mutate: Any, 
             path.write_bytes(data)
             for left in (work / "scratch/files").glob("*"):
                 left.unlink()
-            ways = {"error": look_into, "skip": _cut_in_memory, "replace": look_into}
+            in_memory = lambda found, *shared: cut_files((found,), *shared)[0]  # noqa: E731  as small files are cut
+            ways = {"error": look_into, "skip": in_memory, "replace": look_into}
             each((file,), *(partial(read, on_bad, cut_of) for on_bad, cut_of in ways.items()))
 
         return Fuzzed(seeds(), mutate, run, (file,))

@@ -76,9 +76,8 @@ class Dataset:
 
     def config(self, text: Path, output: str, **settings: Any) -> BuildConfig:
         common = {"validation_fraction": 0.3, "workers": 1, "scratch": str(self.here / "scratch")} | self.settings | settings
-        of_sources = common.pop("of_sources", {})
-        told = settings_of(output, *(text / f"{name}.jsonl" for name in self.rows), keep=["url"], **common)
-        return BuildConfig.model_validate({**told, "sources": [{**source, **of_sources} for source in told["sources"]]})
+        paths = (text / f"{name}.jsonl" for name in self.rows)
+        return BuildConfig.model_validate(settings_of(output, *paths, keep=["url"], **common))
 
     def build(self, **settings: Any) -> BuildResult:
         return build_here(self.config(self.write(), self.output, **settings), 1)

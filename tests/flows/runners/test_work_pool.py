@@ -148,10 +148,9 @@ def test_a_cancelled_build_cancels_its_groups_and_goes_on_when_it_is_run_again(w
     notes = write_notes(tmp_path / "in/notes.jsonl", 40)
     told = {**settings_of(tmp_path / "out", notes, slice_bytes=1000), **SPREAD, "name": "cancelled"}
     config = BuildConfig.model_validate(told).model_dump(mode="json", exclude_unset=True)
-    groups = workers.ask("GET", "/work_pools/flat-tokens-groups")
-    workers.ask("PATCH", f"/work_pools/{groups['name']}", {"is_paused": True})
+    workers.ask("PATCH", "/work_pools/flat-tokens-groups", {"is_paused": True})
     try:
-        parent = workers.run_deployment("build-dataset/build", {"config": config})
+        parent = workers.start_run("build", {"config": config}).json()["id"]
         until(lambda: len(groups_of(workers, "cancelled")) > 1, "no groups are begun")
         workers.ask("POST", f"/flow_runs/{parent}/set_state", {"state": {"type": "CANCELLING", "name": "Cancelling"}})
         assert workers.ended(parent)["state"]["type"] == "CANCELLED"
@@ -164,7 +163,7 @@ def test_a_cancelled_build_cancels_its_groups_and_goes_on_when_it_is_run_again(w
         assert set(states) == {"CANCELLED"}
         until(lambda: all(run["state_type"] in ENDED for run in groups_of(workers, "cancelled")), "groups stay")
     finally:
-        workers.ask("PATCH", f"/work_pools/{groups['name']}", {"is_paused": False})
+        workers.ask("PATCH", "/work_pools/flat-tokens-groups", {"is_paused": False})
 
     again = finished(workers.build(config_of(tmp_path / "again.yaml", told)))
     alone = build_here({**told, "output": str(tmp_path / "alone"), "runner": "threads"})
