@@ -92,7 +92,9 @@ def main() -> int:
         _say("Starting the workers")
         # Builds wait for their groups, so the groups have a worker of their own.
         for name in POOLS:
-            running[name] = SupervisedProcess(f"worker {name!r}", functools.partial(_start_worker, name))
+            limit = "8" if name == "builds" else "1"
+            command = ("deployments/worker.py", "worker", "start", "--pool", POOLS[name], "--name", name, "--limit", limit)
+            running[name] = SupervisedProcess(f"worker {name!r}", functools.partial(_start, *command))
         _wait_for_workers(running)
         print(_how_to_use_it(address, secret_file, of_datasets, missing, options), flush=True)
         _keep_running(running, Outages(f"{address}/api"), missing, options)
@@ -210,11 +212,6 @@ def _start_server(port: int) -> Process:
     finally:
         for descriptor in passed:  # the server has them now: if it ends, requests fail at once
             os.close(descriptor)
-
-
-def _start_worker(name: str) -> Process:
-    limit = "8" if name == "builds" else "1"
-    return _start("deployments/worker.py", "worker", "start", "--pool", POOLS[name], "--name", name, "--limit", limit)
 
 
 def _start(*command: str, passed: Collection[int] = ()) -> Process:

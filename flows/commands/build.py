@@ -372,6 +372,11 @@ def plan_text(made: Plan) -> list[str]:
     stored = _between(made.dataset_bytes_low, made.dataset_bytes, made.dataset_bytes_high, size)
     free = "" if made.disk_free is None else f", {size(made.disk_free)} free"
     files = "all fetched files" if made.scratch_bytes is None else f"at most {size(made.scratch_bytes)} of fetched files"
+    losses = []
+    for loss in made.losses:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in loss.reasons.items())
+        found = f" and finds {', '.join(f'{name} in {count:,}' for name, count in loss.found.items())}" if loss.found else ""
+        losses.append(f"{loss.step} leaves out {loss.documents:,}, {loss.share:.2%}{f' ({reasons})' if reasons else ''}{found}")
     kept = "which are kept" if made.keeps_files else "which are removed when their slices are settled"
     return [
         f"  version    {made.version or 'not known before every file has been read'}"
@@ -379,7 +384,11 @@ def plan_text(made: Plan) -> list[str]:
         *(f"  source     {name}: {revision}" for name, revision in made.pinned.items()),
         f"  files      {made.files:,}, {size(made.file_bytes)}",
         f"  documents  about {made.documents:,}",
-        *([f"  steps      {_losses_text(made)}"] if made.losses else []),
+        *(
+            [f"  steps      of {plural(made.sampled_documents, 'document')} that were read, {'; '.join(losses)}"]
+            if losses
+            else []
+        ),
         f"  tokens     {tokens} ({made.bytes_per_token:.2f} bytes of text a token, by {made.engine} engine)",
         f"  text       {about}{size(made.text_bytes)} in {about}{plural(made.slices, 'slice')}, {made.slices_stored:,} stored",
         f"  output     {stored} as {made.layout}",
@@ -398,16 +407,6 @@ def plan_text(made: Plan) -> list[str]:
 
 WOULD = {"stop": "would stop it", "hold": "would hold it", "warn": "would warn"}
 """Words for the effect of a gate on a planned version."""
-
-
-def _losses_text(made: Plan) -> str:
-    """The documents of a sample that each step leaves out."""
-    losses = []
-    for loss in made.losses:
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in loss.reasons.items())
-        found = f" and finds {', '.join(f'{name} in {count:,}' for name, count in loss.found.items())}" if loss.found else ""
-        losses.append(f"{loss.step} leaves out {loss.documents:,}, {loss.share:.2%}{f' ({reasons})' if reasons else ''}{found}")
-    return f"of {plural(made.sampled_documents, 'document')} that were read, {'; '.join(losses)}"
 
 
 def _between(low: int, value: int, high: int, text: Callable[[int], str]) -> str:

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import NamedTuple
 
+from flat_tokens.annotations import JsonObject
 from flat_tokens.stores.store import Store
 from flat_tokens.text.formats import FileFormat
 from flows.pipelines.publish import OpenOutput, timed
 from flows.pipelines.stages import DOWNLOAD, Runner, items_under_way, started_in_order
-from tasks.config import BuildConfig, Source
+from tasks.config import BuildConfig
 from tasks.download.cut import fetching_to
 from tasks.download.directories import check_one_format, table_in
 from tasks.download.evaluation import with_pinned_sets
@@ -220,15 +221,15 @@ def pin_sources(config: BuildConfig, root: Store) -> tuple[BuildConfig, tuple[Pi
 
 def at_revisions(config: BuildConfig, revisions: Iterable[str | None]) -> BuildConfig:
     """The configuration with these revisions of its tables and hub datasets, in the sources' order. None: as it is."""
-    return config.model_copy(update={"sources": tuple(map(_at_revision, config.sources, revisions))})
-
-
-def _at_revision(source: Source, revision: str | None) -> Source:
-    if revision is not None and source.table is not None:
-        return source.model_copy(update={"version": revision})
-    if revision is not None and source.hub is not None:
-        return source.model_copy(update={"hub": source.hub.model_copy(update={"revision": revision})})
-    return source
+    sources = []
+    for source, revision in zip(config.sources, revisions, strict=False):
+        changed: JsonObject = {}
+        if revision is not None and source.table is not None:
+            changed = {"version": revision}
+        elif revision is not None and source.hub is not None:
+            changed = {"hub": source.hub.model_copy(update={"revision": revision})}
+        sources.append(source.model_copy(update=changed))
+    return config.model_copy(update={"sources": tuple(sources)})
 
 
 def check_sources_apart(root: Store, pinned: tuple[PinnedSource, ...]) -> None:

@@ -331,42 +331,37 @@ class Groups(PrefectTasks):
 
     def _begin(self, run: _GroupRun) -> None:
         """Have a group's run created. One of a dead build is adopted, or its results taken if it has ended."""
-        mine = _own_tag()
+        mine, pool = _own_tag(), self._queues[run.group.stage].pool
         run.report, run.state = None, StateType.SCHEDULED
         while True:
             put_group(self._root, run.group)
-            created = self._ask(lambda _: self._create(run, mine))
+            created = self._ask(
+                lambda _: run_deployment(
+                    pool.path,
+                    parameters={"output": run.group.output, "group": run.digest},
+                    flow_run_name=f"{pool.deployment.removesuffix('-group')} {run.group.label} of {self._config.name}",
+                    tags=[*tags_of(self._config), mine],
+                    idempotency_key=f"{run.digest}-{run.attempt}",
+                    timeout=0,
+                )
+            )
+            assert isinstance(created, FlowRun)  # as this is not a coroutine
             state = created.state
             if state is None or state.type not in ENDED | {StateType.CANCELLING}:
                 break
             report = read_report(self._root, run.digest, str(created.id)) if state.type is StateType.COMPLETED else None
-            if report is not None and self._is_stored(run, report) and self._take(run, report):
-                self._count(run, report.done)
-                return
+            if report is not None:
+                # The store has the objects that a report reports, or they are made again.
+                results = [result_from_json(run.steps, value) for value in report.results or ()]
+                names = [name for one in results for name in pool.stored(one, *run.steps[0].shared)]
+                if are_there(self._root, names) and self._take(run, report):
+                    self._count(run, report.done)
+                    return
             run.attempt += 1
         run.id, run.heard = created.id, time.monotonic()
         if mine not in created.tags:
             logger.info("%s is under way already: adopted", run.group.label)
             self._ask(lambda client: client.update_flow_run(created.id, tags=[*created.tags, mine]))
-
-    def _is_stored(self, run: _GroupRun, report: Report) -> bool:
-        """Whether the store has the objects that a report reports."""
-        pool = self._queues[run.group.stage].pool
-        results = [result_from_json(run.steps, value) for value in report.results or ()]
-        return are_there(self._root, [name for one in results for name in pool.stored(one, *run.steps[0].shared)])
-
-    def _create(self, run: _GroupRun, mine: str) -> FlowRun:
-        pool = self._queues[run.group.stage].pool
-        created = run_deployment(
-            pool.path,
-            parameters={"output": run.group.output, "group": run.digest},
-            flow_run_name=f"{pool.deployment.removesuffix('-group')} {run.group.label} of {self._config.name}",
-            tags=[*tags_of(self._config), mine],
-            idempotency_key=f"{run.digest}-{run.attempt}",
-            timeout=0,
-        )
-        assert isinstance(created, FlowRun)  # as this is not a coroutine
-        return created
 
     def _states(self) -> dict[UUID, State[Any]]:
         """States of the runs that are out, as far as the API says them now."""

@@ -10,7 +10,6 @@ The result depends on these texts and the versions of pyarrow and tokenizers onl
 import hashlib
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,19 +36,14 @@ and the marker as text.
 """
 
 
-def written_documents(path: Path) -> Iterator[Document]:
-    """The documents of one text file; its name begins with the language."""
-    language = re.split(r"[_.]", path.name)[0]
-    for block in re.split(r"^%%", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
-        title, text = block.split("\n", 1)
-        yield Document(language, title.strip() or None, text.strip("\n"))
-
-
 def all_documents() -> list[Document]:
     """Every document, mixed in an order that depends on the texts only."""
     documents = list(EXACT)
     for path in sorted(DEMO.glob("texts/*.txt")):
-        documents.extend(written_documents(path))
+        language = re.split(r"[_.]", path.name)[0]
+        for block in re.split(r"^%%", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+            title, text = block.split("\n", 1)
+            documents.append(Document(language, title.strip() or None, text.strip("\n")))
     return sorted(documents, key=lambda document: hashlib.sha256(document.text.encode()).digest())
 
 

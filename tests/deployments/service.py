@@ -47,9 +47,9 @@ class Service(PrefectServer):
         """Names of all deployments, or automations, that there are."""
         return sorted(one["name"] for one in self.get(f"/{kind}/filter", {"limit": 200}))
 
-    def switch(self, deployment: str, active: bool) -> None:
-        """What the switch beside a deployment's schedule does."""
-        found = self.deployment(deployment)
+    def switch(self, active: bool) -> None:
+        """What the switch beside the schedule of the deployment ``fruit`` does."""
+        found = self.deployment("fruit")
         (schedule,) = found["schedules"]
         self.ask("PATCH", f"/deployments/{found['id']}/schedules/{schedule['id']}", {"active": active}).raise_for_status()
 

@@ -16,10 +16,6 @@ def template() -> dict[str, Any]:
     return json.loads((ROOT / "docker/kubernetes-job.json").read_text("utf-8"))
 
 
-def pod(template: dict[str, Any]) -> dict[str, Any]:
-    return template["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
-
-
 def test_every_variable_is_used_and_every_placeholder_is_a_variable(template):
     used = set(re.findall(r"\{\{ (\w+) \}\}", json.dumps(template["job_configuration"])))
     assert used == set(template["variables"]["properties"])
@@ -34,7 +30,7 @@ def test_the_deployments_job_variables_are_ones_that_it_knows(template):
 
 def test_a_job_runs_as_the_images_user_and_writes_to_its_volumes_alone(template):
     (user,) = read_stages()[-1].values("USER")
-    spec = pod(template)
+    spec = template["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
     context = spec["securityContext"]
     assert f"{context['runAsUser']}:{context['runAsGroup']}" == user
     assert context["runAsNonRoot"] is True

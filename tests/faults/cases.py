@@ -35,8 +35,10 @@ Command = Callable[[str], None]
 
 def words_of(text: str, here: Path, output: str = "") -> Words:
     """Words of a command, whose text names the directory HERE, an OUTPUT, and the FIRST version of the one in the directory."""
-    named = [first_version(here) if word == "FIRST" else word for word in text.split()]
-    return [word.replace("HERE", str(here)).replace("OUTPUT", output) for word in named]
+    words = [word.replace("HERE", str(here)).replace("OUTPUT", output) for word in text.split()]
+    if words[-1] == "FIRST":
+        words[-1] = json.loads((here / "out/latest.json").read_bytes())["former"][0]["version"]
+    return words
 
 
 class Case(NamedTuple):
@@ -100,10 +102,6 @@ def prepare_rollback(here: Path, command: Command) -> None:
     """Three versions."""
     for seed in range(3):
         built(here, command, "new", write_notes(here / "in/a.jsonl", 3), split_seed=seed)
-
-
-def first_version(here: Path) -> str:
-    return str(json.loads((here / "out/latest.json").read_bytes())["former"][0]["version"])
 
 
 def prepare_gc(here: Path, command: Command) -> None:

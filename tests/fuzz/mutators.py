@@ -155,7 +155,6 @@ OPCODES += [b"\x8a\x08" + b"\xff" * 8, b"a", b"e", b"q\x00", b"r\x00\x00\x00\x00
 OPCODES += [b"\x8a\x00", b"\x8b\x00\x00\x00\x7f"]
 
 
-def doubles(*widths: int) -> list[bytes]:
-    """Interesting integers of some widths, as words."""
-    found = [(value & ((1 << 8 * width) - 1)).to_bytes(width, "little") for value in INTEGERS for width in widths]
-    return [*found, struct.pack("<d", float("nan"))]
+NUMBERS = [(value & ((1 << 8 * width) - 1)).to_bytes(width, "little") for value in INTEGERS for width in (4, 8)]
+NUMBERS += [struct.pack("<d", float("nan"))]
+"""Interesting integers of 4 and 8 bytes, as words."""

@@ -49,14 +49,13 @@ from tasks.text.documents import Tally, read_documents
 from tests.faults.support import build_here, settings_of, shards_stay, write_notes
 from tests.fuzz.driver import Fuzzed, Mutator, Target, WrongError, each, of_file, portable
 from tests.fuzz.mutated_datasets import DATASETS
-from tests.fuzz.mutators import OPCODES, doubles, either, havoc, json_values
+from tests.fuzz.mutators import NUMBERS, OPCODES, either, havoc, json_values
 from tests.fuzz.strangers import STRANGERS
 from tests.fuzz.thrift import parquet
 from tests.made import write_sequences
 from tests.sources import as_archive, as_record, parquet_bytes, tar_bytes, write_arrow
 from tests.tasks.test_groups import group
 
-NUMBERS = doubles(4, 8)
 LARGE_TEXT = 64 << 20
 """Bytes of text, and four times the tokens, that no input here can stand for: inputs have some kB."""
 
@@ -184,12 +183,11 @@ def packed_seeds() -> list[bytes]:
     return [gzip.compress(text), zstd, bz2.compress(text), lzma.compress(text), two]
 
 
-def nested_seeds() -> list[bytes]:
-    """Lines and Parquet in turn would be two formats: these are lines with their text in an object."""
-    return [b"".join(json.dumps({"doc": line}).encode() + b"\n" for line in map(json.loads, seed.split())) for seed in NESTED]
-
-
-NESTED = [b'{"text":"a","id":1} {"text":null,"id":"b"}', b'{"text":"a","id":1,"meta":{"n":[1]}} {"text":"c","id":2}']
+NESTED = [
+    b'{"doc": {"text": "a", "id": 1}}\n{"doc": {"text": null, "id": "b"}}\n',
+    b'{"doc": {"text": "a", "id": 1, "meta": {"n": [1]}}}\n{"doc": {"text": "c", "id": 2}}\n',
+]
+"""Lines and Parquet in turn would be two formats: these are lines with their text in an object."""
 
 
 def tar_seeds() -> list[bytes]:
@@ -577,7 +575,7 @@ _TARGETS = [
     source("jsonl", "mutated.jsonl", jsonl_seeds, either(json_values(lines=True), havoc(*JSON_WORDS)), id_column="id"),
     source("csv", "mutated.csv", lambda: CSV_SEEDS, havoc(*CSV_WORDS), id_column="id"),
     source("packed", "mutated.jsonl", packed_seeds, havoc()),
-    source("paths", "mutated.jsonl", nested_seeds, havoc(*JSON_WORDS), text_column="doc.text", id_column="doc.id"),
+    source("paths", "mutated.jsonl", lambda: NESTED, havoc(*JSON_WORDS), text_column="doc.text", id_column="doc.id"),
     source("tar", "mutated.tar", tar_seeds, havoc(b"ustar", b"\0" * 512, *JSON_WORDS[:4]), id_column="key"),
     source("warc", "mutated.warc", warc_seeds, havoc(*WARC_WORDS), keep_columns=["url", "charset"]),
     Target("pieces", _pieces),

@@ -7,12 +7,9 @@ import fsspec
 import pytest
 
 import tasks.download.cut
-from flows.pipelines.build import build
-from flows.pipelines.refresh import refresh
-from flows.runners.processes import Threads
-from tasks.config import BuildConfig
 from tasks.download.sources import fault_of_config
 from tasks.models import FoundFile
+from tests.faults.support import build_here
 from tests.refusal import refusal
 
 
@@ -42,33 +39,28 @@ CHAT = {"path": "memory://before/*.jsonl", "messages_column": "m", "chat_templat
 
 
 @pytest.mark.parametrize(
-    ("pipeline", "source", "settings", "words"),
+    ("source", "settings", "words"),
     [
-        (build, {}, {"tokenizer": "cl100k"}, r"there is no tokenizer 'cl100k'\. Did you mean 'cl100k_base'\?"),
-        (refresh, {}, {"tokenizer": "cl100k"}, r"there is no tokenizer 'cl100k'\. Did you mean 'cl100k_base'\?"),
-        (build, {"path": "HERE/a.txt"}, {"tokenizer": "cl100k"}, "there is no tokenizer 'cl100k'"),
+        ({}, {"tokenizer": "cl100k"}, r"there is no tokenizer 'cl100k'\. Did you mean 'cl100k_base'\?"),
+        ({"path": "HERE/a.txt"}, {"tokenizer": "cl100k"}, "there is no tokenizer 'cl100k'"),
         (
-            build,
             {"path": "memory://before"},
             {},
             r"several formats: jsonl \(a.jsonl\), text \(README.md\).* such as memory://before/\*.jsonl;",
         ),
-        (build, CHAT, {}, r"no chat template at HERE/templte.jinja\. Did you mean HERE/template.jinja\?"),
+        (CHAT, {}, r"no chat template at HERE/templte.jinja\. Did you mean HERE/template.jinja\?"),
     ],
 )
-def test_a_mistake_is_told_before_the_text_is_fetched_or_much_is_read(
-    tmp_path, fetched, monkeypatch, pipeline, source, settings, words
-):
+def test_a_mistake_is_told_before_the_text_is_fetched_or_much_is_read(tmp_path, fetched, monkeypatch, source, settings, words):
     monkeypatch.setattr("flows.pipelines.text.LOOKED_INTO", 5)
     (tmp_path / "a.txt").write_text("text that is long")
     (tmp_path / "template.jinja").write_text("{{ messages }}")
     right = {"output": str(tmp_path / "out"), "source": {"path": "memory://before/*.jsonl"}, "tokenizer": "bytes"}
     given = {name: value.replace("HERE", str(tmp_path)) for name, value in source.items()}
-    with refusal(words.replace("HERE", str(tmp_path))), Threads(1) as runner:
-        pipeline(BuildConfig.model_validate({**right, "source": given or right["source"], **settings}), runner)
+    with refusal(words.replace("HERE", str(tmp_path))):
+        build_here({**right, "source": given or right["source"], **settings}, 1)
     assert fetched == []
-    with Threads(1) as runner:
-        pipeline(BuildConfig.model_validate(right), runner)
+    build_here(right, 1)
     assert fetched == ["a.jsonl"]
 
 

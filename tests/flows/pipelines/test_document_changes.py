@@ -5,7 +5,6 @@ import itertools
 import logging
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +33,10 @@ Text = dict[str, tuple[str, str]]
 """id -> source and text."""
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _small_segments() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tasks.tokenize.segments.MEAN_BYTES", 100)
-        patch.setattr("tasks.tokenize.segments.MOST_BYTES", 400)
-        yield
+@pytest.fixture(autouse=True)
+def _small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.tokenize.segments.MEAN_BYTES", 100)
+    monkeypatch.setattr("tasks.tokenize.segments.MOST_BYTES", 400)
 
 
 def refreshed(directory: Path, text: Text, **settings: Any) -> RefreshResult:

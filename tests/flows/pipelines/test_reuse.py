@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,12 +20,10 @@ MEAN, MOST = 400, 2000
 Rows = list[tuple[str, str]]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _small_segments() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tasks.tokenize.segments.MEAN_BYTES", MEAN)
-        patch.setattr("tasks.tokenize.segments.MOST_BYTES", MOST)
-        yield
+@pytest.fixture(autouse=True)
+def _small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.tokenize.segments.MEAN_BYTES", MEAN)
+    monkeypatch.setattr("tasks.tokenize.segments.MOST_BYTES", MOST)
 
 
 def rows_of(name: str, count: int) -> Rows:

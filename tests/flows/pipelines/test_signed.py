@@ -121,7 +121,7 @@ def test_a_forged_receipt_is_told_and_its_shard_is_made_again(settings, key, cap
     assert "receipt.json: the signature next to it is of something else" in told
 
 
-def test_shards_from_before_the_key_are_told_and_made_again(settings, tmp_path, monkeypatch, caplog):
+def test_shards_from_before_the_key_are_told_and_made_again(settings, tmp_path, caplog):
     with shards_stay():
         first = build_here({**settings, "output": str(tmp_path / "other")})
     (tmp_path / "out").mkdir()

@@ -112,7 +112,7 @@ def test_a_stage_that_is_not_for_other_processes_is_refused(config):
             work_of(told.model_copy(update={"steps": (told.steps[0].model_copy(update={"stage": name}),)}), place)
 
 
-def test_another_tokenizer_of_the_same_name_is_refused(config, tmp_path):
+def test_another_tokenizer_of_the_same_name_is_refused(config):
     recipe, nowhere = recipe_of(config, "0" * 64), Workspace(Store.at(config.output), "")
     with refusal(r"Give every machine the same file\."), TOKENIZE.pool.around([], recipe, nowhere, ()):
         pass

@@ -205,7 +205,7 @@ def run(program: str, path: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_a_killed_process_is_an_error_and_the_build_goes_on_when_run_again(tmp_path, notes, monkeypatch):
+def test_a_killed_process_is_an_error_and_the_build_goes_on_when_run_again(tmp_path, notes):
     config = config_of(tmp_path / "out", notes, workers=2)
     out, errors = run(KILLS_ONE, tmp_path / "kills.py", json.dumps(config.model_dump(mode="json"))).communicate(timeout=120)
     assert "of 2 processes was killed" in out, errors
