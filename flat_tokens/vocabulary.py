@@ -633,10 +633,8 @@ class Vocabulary:
         size = max(pieces, default=-1) + 1
         if size > MAX_TABLE_IDS or min(pieces, default=0) < 0:
             raise ValueError(f"{name}: has token ids up to {size - 1}; up to {MAX_TABLE_IDS - 1} are decoded here")
-        lengths = np.zeros(size, np.int64)
-        ids = np.fromiter(pieces, np.int64, len(pieces))
-        lengths[ids] = np.fromiter(map(len, pieces.values()), np.int64, len(pieces))
-        return cls(name, digest, np.frombuffer(b"".join(pieces[i] for i in sorted(pieces)), np.uint8), lengths, encode)
+        data = np.frombuffer(b"".join(pieces[i] for i in sorted(pieces)), np.uint8)
+        return cls(name, digest, data, _lengths_of(pieces, size), encode)
 
     @property
     def size(self) -> int:
@@ -692,10 +690,16 @@ def token_bytes(name_or_path: str, *, pattern: str | None = None, revision: str 
 def token_bytes_of(definition: Definition) -> TokenBytes:
     """The bytes of each id of a tokenizer. It takes milliseconds."""
     pieces, special, is_exact, _ = known_of(definition)
-    lengths = np.zeros(max(pieces, default=0) + 1, np.int32)
-    lengths[np.fromiter(pieces, np.int64, len(pieces))] = np.fromiter(map(len, pieces.values()), np.int32, len(pieces))
+    lengths = _lengths_of(pieces, max(pieces, default=0) + 1).astype(np.int32)
     lengths[list(special)] = 0
     return TokenBytes(lengths, definition.digest or "", is_exact)
+
+
+def _lengths_of(pieces: Mapping[int, bytes], size: int) -> Int64s:
+    """The number of bytes of each of *size* ids, 0 without a token: int64[size]."""
+    lengths = np.zeros(size, np.int64)
+    lengths[np.fromiter(pieces, np.int64, len(pieces))] = np.fromiter(map(len, pieces.values()), np.int64, len(pieces))
+    return lengths
 
 
 class KnownTokens(NamedTuple):

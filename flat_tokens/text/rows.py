@@ -459,8 +459,8 @@ def messages_as_json(values: pa.Array) -> pa.Array:
     encoder, colon = msgspec.json.Encoder(), b": "
     encode = encoder.encode
     with contextlib.suppress(UnicodeDecodeError):
-        if _are_texts(values, messages := values.flatten()):
-            return _texts_as_json(values, messages, encoder)
+        if (texts := _texts_as_json(values, encoder)) is not None:
+            return texts
 
     def message(one: JsonObject | None) -> bytes:
         """As ``json_bytes``, in half of the time if the values are text."""
@@ -473,20 +473,19 @@ def messages_as_json(values: pa.Array) -> pa.Array:
     return kept.texts_as_arrow(found, pa.large_binary())
 
 
-def _are_texts(values: pa.Array, messages: pa.StructArray) -> bool:
-    """Whether all values of the *messages* of lists are texts, and nothing is null."""
-    kinds, columns = messages.type, messages.flatten()
-    return (
-        0 < len(kinds) == len({field.name for field in kinds})
-        and all(column.type in (pa.string(), pa.large_string()) for column in columns)
-        and not any(some.null_count for some in (values, messages, *columns))
-    )
-
-
-def _texts_as_json(values: pa.Array, messages: pa.StructArray, encoder: msgspec.json.Encoder) -> pa.Array:
-    """The same if all values of the *messages* of lists are texts: it makes one Python string a value, and no other object."""
-    texts, join = functools.partial(kept.texts_as_arrow, kind=pa.large_binary()), pa.compute.binary_join_element_wise
+def _texts_as_json(values: pa.Array, encoder: msgspec.json.Encoder) -> pa.Array | None:
+    """The same if all values of the messages are texts: it makes one Python string a value, and no other object. None if they are
+    not, or something is null.
+    """
+    messages = values.flatten()
     columns, parts = messages.flatten(), list[Any]()
+    if (
+        not 0 < len(messages.type) == len({field.name for field in messages.type})
+        or any(column.type not in (pa.string(), pa.large_string()) for column in columns)
+        or any(some.null_count for some in (values, messages, *columns))
+    ):
+        return None
+    texts, join = functools.partial(kept.texts_as_arrow, kind=pa.large_binary()), pa.compute.binary_join_element_wise
     for number, (field, column) in enumerate(zip(messages.type, columns, strict=True), 1):
         parts.append(texts([(b" " if parts else b"{") + encoder.encode(field.name) + b": "])[0])
         # No string of JSON has a line's end within. What stands behind a value takes the place of its own.
@@ -504,14 +503,17 @@ def with_tools(messages: pa.Array, tools: pa.Array) -> pa.Array:
     """Conversations and their tools as texts: JSON both, with BOUNDARY in between; null if there are no messages. In a column
     that is not JSON yet, keys with null are left out at every depth: such a column has every key that any of its rows has.
     """
-    before, behind = (_without_nulls(values) if is_messages(values.type) else values for values in (messages, tools))
+    before, behind = (
+        kept.texts_as_arrow(
+            [None if one is None else json_bytes([_known(item, KEPT_NULLS) for item in one]) for one in _as_objects(values)],
+            pa.large_binary(),
+        )
+        if is_messages(values.type)
+        else values
+        for values in (messages, tools)
+    )
     nothing = pa.scalar(b"", pa.large_binary())
     return with_completions(before, pa.compute.coalesce(to_large(behind).cast(pa.large_binary()), nothing))
-
-
-def _without_nulls(values: pa.Array) -> pa.Array:
-    found = [None if one is None else json_bytes([_known(item, KEPT_NULLS) for item in one]) for one in _as_objects(values)]
-    return pa.array(found, pa.large_binary())
 
 
 def _known(value: Any, kept_nulls: Sequence[str] = ()) -> Any:

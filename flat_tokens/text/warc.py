@@ -189,7 +189,17 @@ class _WarcReader:
             if not status.startswith("2"):
                 return None
             names = ",".join(headers.get(name) or "" for name in ("Content-Encoding", "Transfer-Encoding")).lower().split(",")
-            data = self._decoded(data[end.end() :], [name for one in names if (name := one.strip()) not in ("", "identity")])
+            encodings = [name for one in names if (name := one.strip()) not in ("", "identity")]
+            if len(encodings) > ENCODINGS:
+                raise ValueError(f"it has {len(encodings):,} encodings, one within another")
+            data = data[end.end() :]
+            for name in reversed(encodings):  # the last is the outermost
+                if name == "chunked":
+                    data = _unchunked(data)
+                elif name in CODECS:
+                    data = self._unpacked(data, name)
+                else:
+                    raise ValueError(f"its Content-Encoding is {name[:40]!r}")
         kind_of = _media_type(headers)
         if kind_of not in TEXTUAL:
             return None
@@ -198,19 +208,6 @@ class _WarcReader:
             written = data.decode(charset, "surrogateescape")
             data = utf8(written.translate(CONTROLS) if charset == "cp1252" else written)
         return data.removeprefix(codecs.BOM_UTF8), {"content_type": kind_of, "charset": charset, "status": status}
-
-    def _decoded(self, data: bytes, encodings: list[str]) -> bytes:
-        """The payload of a response without its encodings, of which the last is the outermost."""
-        if len(encodings) > ENCODINGS:
-            raise ValueError(f"it has {len(encodings):,} encodings, one within another")
-        for name in reversed(encodings):
-            if name == "chunked":
-                data = _unchunked(data)
-            elif name in CODECS:
-                data = self._unpacked(data, name)
-            else:
-                raise ValueError(f"its Content-Encoding is {name[:40]!r}")
-        return data
 
     def _unpacked(self, data: bytes, name: str) -> bytes:
         """The unpacked payload. Archives often keep the header of a payload that they have unpacked: that is as it is."""

@@ -327,7 +327,10 @@ class TrainedVocabulary(NamedTuple):
 
 
 def write(directory: str, merges: Merges, training: TrainingFacts, request: VocabularyRequest) -> TrainedVocabulary:
-    """Write a vocabulary, training.json before tokenizer.json. ValueError if another one is there."""
+    """Write a vocabulary, training.json before tokenizer.json. ValueError if another one is there. No other process writes to a
+    local directory meanwhile, and half-written files of killed processes are removed from it, unless roots limit what may be
+    written: then only the store may write there.
+    """
     data = definition_of(merges, request.regex, request.special_tokens)
     made = TrainedVocabulary(
         directory,
@@ -337,7 +340,15 @@ def write(directory: str, merges: Merges, training: TrainingFacts, request: Voca
         training,
     )
     store = Store.at(directory)
-    with _alone(store):
+    with contextlib.ExitStack() as held:
+        if store.is_local and not os.environ.get(OUTPUT_ROOTS):
+            make_directory(Path(store.root))
+            above, name = os.path.split(store.root)
+            with contextlib.suppress(OSError):  # a link, or a file system without locks
+                descriptor = held.enter_context(directory_below(above, name))
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                for left in filter(HALF_WRITTEN.fullmatch, os.listdir(descriptor)):
+                    os.unlink(left, dir_fd=descriptor)
         if store.exists(TOKENIZER) and hashlib.sha256(store.read(TOKENIZER)).hexdigest() != made.sha256:
             raise ValueError(f"{store.path(TOKENIZER)}: is another tokenizer. Name another directory: --to")
         described = {
@@ -351,23 +362,6 @@ def write(directory: str, merges: Merges, training: TrainingFacts, request: Voca
         store.put(TRAINING, to_json({**facts, "tokenizer": described}))
         store.put(TOKENIZER, data)
     return made
-
-
-@contextlib.contextmanager
-def _alone(store: Store) -> Iterator[None]:
-    """A block in which no other process writes to a local directory. Half-written files of killed processes are removed. If
-    roots limit what may be written, it does nothing: only the store may write there.
-    """
-    with contextlib.ExitStack() as held:
-        if store.is_local and not os.environ.get(OUTPUT_ROOTS):
-            make_directory(Path(store.root))
-            above, name = os.path.split(store.root)
-            with contextlib.suppress(OSError):  # a link, or a file system without locks
-                descriptor = held.enter_context(directory_below(above, name))
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-                for left in filter(HALF_WRITTEN.fullmatch, os.listdir(descriptor)):
-                    os.unlink(left, dir_fd=descriptor)
-        yield
 
 
 def read(directory: str) -> tuple[TrainedVocabulary, Merges, VocabularyRequest]:

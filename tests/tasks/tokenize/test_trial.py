@@ -21,6 +21,7 @@ from tasks.tokenize.tokenizers import load_tokenizer
 from tasks.tokenize.trial import is_from_a_file, try_out
 from tests.examples import first_fast
 from tests.refusal import refusal
+from tests.tasks.tokenize.test_parts import MAKE
 from tests.tasks.tokenize.test_tokenizers import Panic, load, write_ranks
 
 
@@ -45,14 +46,6 @@ def bert(*more: Any) -> Trained:
     return tokenizer
 
 
-def llama() -> Trained:
-    tokenizer = Trained(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    special = ["<unk>", *(f"<0x{value:02X}>" for value in range(256))]
-    tokenizer.train_from_iterator(TEXT, trainers.BpeTrainer(special_tokens=special, vocab_size=400))
-    return tokenizer
-
-
 def albert() -> Trained:
     tokenizer = Trained(models.Unigram())
     quotes = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
@@ -63,10 +56,11 @@ def albert() -> Trained:
     return tokenizer
 
 
-def bytes_of_words(alphabet: list[str]) -> Trained:
+def pairs(splits: Any) -> Trained:
+    """Byte pairs that have no token for what is not in the text that they are learned from."""
     tokenizer = Trained(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.train_from_iterator(TEXT, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet))
+    tokenizer.pre_tokenizer = splits
+    tokenizer.train_from_iterator(TEXT, trainers.BpeTrainer(vocab_size=300))
     return tokenizer
 
 
@@ -78,7 +72,7 @@ def config_of(tokenizer: Trained, directory: Path, **settings: Any) -> Tokenizer
 
 @pytest.mark.parametrize(
     "tokenizer",
-    first_fast([llama(), bytes_of_words(pre_tokenizers.ByteLevel.alphabet()), bert(), albert()], every=2),
+    first_fast([MAKE["spaces before"](), MAKE["bytes"](), bert(), albert()], every=2),
     ids=["bytes for what is unknown", "byte level", "lower case and no accents", "NFKD and quotes"],
 )
 def test_tokenizers_as_people_use_them_are_taken(tmp_path, tokenizer):
@@ -92,21 +86,14 @@ def split_off(pattern: str) -> Trained:
     return tokenizer
 
 
-def no_unknown() -> Trained:
-    tokenizer = Trained(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.train_from_iterator(TEXT, trainers.BpeTrainer(vocab_size=100))
-    return tokenizer
-
-
 LOSSY = {
-    "BPE without unk": no_unknown(),
+    "BPE without unk": pairs(pre_tokenizers.Whitespace()),
     "an empty vocabulary": Trained(models.BPE()),
     "digits are deleted": bert(normalizers.Replace(Regex("[0-9]"), "")),
     "a word is deleted": bert(normalizers.Replace("secret", "")),
     "addresses are deleted": bert(normalizers.Replace(Regex(r"https?://\S+"), "")),
     "what splits is removed": split_off("e"),
-    "not all bytes": bytes_of_words([]),
+    "not all bytes": pairs(pre_tokenizers.ByteLevel(add_prefix_space=False)),
 }
 
 
