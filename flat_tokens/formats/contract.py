@@ -191,17 +191,17 @@ class Format:
     """Whether a file says which tokens count for the loss, where the dataset does."""
 
 
-def named_so(files: Files, *endings: str) -> list[str]:
+def with_ending(files: Files, *endings: str) -> list[str]:
     """The files with one of *endings*, or a single file whatever its name."""
     return [key for key in files.keys if len(files.keys) == 1 or key.lower().endswith(endings)]
 
 
 def members(files: Files, has_format: Callable[[Store, str], object], *endings: str) -> list[str]:
-    """The files to open in a given format: those that are *named_so*, else all whose content has it.
+    """The files to open in a given format: a single file, else all with one of *endings*, else all whose content has it.
 
     Files with the ending are not examined here: a damaged one must not be passed over. ValueError if there is no file.
     """
-    keys = named_so(files, *endings) or [key for key in files.keys if has_format(files.store, key)]
+    keys = with_ending(files, *endings) or [key for key in files.keys if has_format(files.store, key)]
     if not keys:
         raise ValueError(f"{files.url}: none of its {len(files.keys)} files is a {' or '.join(endings)} file")
     return keys
@@ -372,7 +372,7 @@ def check_token_id(name: str, value: int | None, largest: int = MAX_TOKEN_ID) ->
 
 def bounded_batches(split: FlatTokens, start: int = 0, stop: int | None = None) -> Iterator[TokenBatch]:
     """Sequences ``start:stop`` of a flat-tokens array, in batches of at most BATCH_TOKENS; see `Readable.batches`."""
-    for part in ranges_of(split, start, split.seq_count if stop is None else stop):
+    for part in bounded_ranges(split, start, split.seq_count if stop is None else stop):
         encoded = split.slice(part.start, part.stop)
         yield TokenBatch(encoded, part.seq_starts, int(encoded.max() >> 1) if len(encoded) else 0)
 
@@ -419,7 +419,7 @@ def token_ranges(entries_of: Callable[[int, int], UInt64s], start: int, stop: in
         start += len(entries) - 1
 
 
-def ranges_of(split: FlatTokens, start: int, stop: int) -> Iterator[StreamRange]:
+def bounded_ranges(split: FlatTokens, start: int, stop: int) -> Iterator[StreamRange]:
     """Sequences ``start:stop`` of a flat-tokens array, in ranges of at most BATCH_TOKENS."""
     return token_ranges(split.entries, start, stop, BATCH_TOKENS)
 
@@ -664,7 +664,7 @@ class IndexedDocuments:
         """Which tokens of closed documents count for the loss, 1 or 0, in arrays of some megabytes. An added token counts if
         the token before it does; that of an empty document does not count.
         """
-        for part in ranges_of(self.split, self.start, self.stop):
+        for part in bounded_ranges(self.split, self.start, self.stop):
             mask = self.split.mask(part.start, part.stop)
             if self.end_of_text is None:
                 yield mask
@@ -686,7 +686,7 @@ class IndexedDocuments:
         return self.closing == "unless_present" and self.end_of_text is not None and self.end_of_text <= self.split.max_token_id
 
     def _ranges(self) -> Iterator[tuple[StreamRange, UInt32s]]:
-        for part in ranges_of(self.split, self.start, self.stop):
+        for part in bounded_ranges(self.split, self.start, self.stop):
             yield part, self.split.slice(part.start, part.stop) >> np.uint32(1)
 
 

@@ -238,7 +238,7 @@ def stream(split: FlatTokens, start: int, stop: int, options: Stream, place: Pla
     # Sequence i is tokens ``seq_starts[i] + i`` to ``seq_starts[i + 1] + i + 1`` of the stream.
     first = bisect.bisect_right(range(split.seq_count), start, key=lambda i: contract.entry(split, i) + i) - 1
     at = contract.entry(split, first) + first
-    for part in contract.ranges_of(split, first, split.seq_count):
+    for part in contract.bounded_ranges(split, first, split.seq_count):
         marks = part.starts if place == "before" else part.ends
         begin, at = at, at + part.stop - part.start + len(marks)
         if begin >= stop:

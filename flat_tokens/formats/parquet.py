@@ -526,7 +526,7 @@ PARQUET = Format(
     keeps="sequences, empty ones too; loss masks",
     loses="nothing",
     options=Parquet,
-    recognise=lambda files: any(_is_parquet(files.store, key) for key in contract.named_so(files, *PARQUET_ENDINGS)),
+    recognise=lambda files: any(_is_parquet(files.store, key) for key in contract.with_ending(files, *PARQUET_ENDINGS)),
     open=lambda files, options: contract.by_split(
         files, contract.members(files, _is_parquet, *PARQUET_ENDINGS), ParquetRows, options
     ),
@@ -540,7 +540,7 @@ ARROW = Format(
     keeps="sequences, empty ones too; loss masks",
     loses="nothing",
     options=Arrow,
-    recognise=lambda files: any(_is_arrow(files.store, key) for key in contract.named_so(files, *ARROW_ENDINGS)),
+    recognise=lambda files: any(_is_arrow(files.store, key) for key in contract.with_ending(files, *ARROW_ENDINGS)),
     open=lambda files, options: contract.by_split(files, _arrow_keys(files), ArrowRows, options),
     plan=lambda splits, options: plan(splits, options, "{split}/data-{i:05d}-of-{count:05d}.arrow"),
     write=write_arrow,

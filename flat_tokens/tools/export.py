@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from flat_tokens.annotations import JsonFacts, JsonObject, UInt32s
 from flat_tokens.arrays.layouts import LAYOUTS, LayoutName, to_json
 from flat_tokens.batch import TokenBatch
-from flat_tokens.checker import Watch, adding_up
+from flat_tokens.checker import Seen, Watch, adding_up
 from flat_tokens.columns import NAME as COLUMNS
 from flat_tokens.formats import FORMATS, STREAMS, ExportFile, Splits, check_format, source
 from flat_tokens.formats.contract import EXPORT_RECORD, Files, Readable
@@ -263,9 +263,7 @@ def _plan_at(store: Store) -> str | None:
         return None
 
 
-def write_file(
-    file: ExportFile, request: ExportRequest, path_or_url: str, seen: Callable[[int], object] | None = None
-) -> WrittenPart:
+def write_file(file: ExportFile, request: ExportRequest, path_or_url: str, seen: Seen | None = None) -> WrittenPart:
     """Write a part, which is one file of the plan and those next to it, and its receipt, unless it is there already. *seen* is
     called with counts of tokens as they are exported or found.
     """

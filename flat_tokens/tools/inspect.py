@@ -386,7 +386,7 @@ def show_matches(corpus: Corpus, options: Namespace) -> int:
 
 def find_text(split: Readable, vocabulary: Vocabulary, needle: bytes) -> Iterator[Match]:
     """The first match of each sequence whose text holds *needle*, wherever tokens end."""
-    return _find(split, needle, vocabulary.decode, lambda part: part.decode("utf-8", "ignore"), CONTEXT_BYTES)
+    return _matches(split, needle, vocabulary.decode, lambda part: part.decode("utf-8", "ignore"), CONTEXT_BYTES)
 
 
 def find_ids(split: Readable, needle: UInt32s, vocabulary: Vocabulary | None) -> Iterator[Match]:
@@ -399,10 +399,10 @@ def find_ids(split: Readable, needle: UInt32s, vocabulary: Vocabulary | None) ->
     def as_bytes(ids: UInt32s) -> tuple[bytes, Int64s]:
         return ids.tobytes(), np.arange(ID_BYTES, ids.nbytes + 1, ID_BYTES)
 
-    return _find(split, needle.tobytes(), as_bytes, shown, CONTEXT_TOKENS * ID_BYTES, ID_BYTES)
+    return _matches(split, needle.tobytes(), as_bytes, shown, CONTEXT_TOKENS * ID_BYTES, ID_BYTES)
 
 
-def _find(
+def _matches(
     split: Readable,
     needle: bytes,
     decode: Callable[[UInt32s], tuple[bytes, Int64s]],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import posixpath
 import shlex
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ import zstandard
 
 from flat_tokens.annotations import Bools, Int64s, UInt32s, UInt64s
 from flat_tokens.arrays.opening import open_array, read_metadata
+from flat_tokens.checker import Seen
 from flat_tokens.forgotten import LIST, NO_KEYS, Forgotten, Scan, check_certificates, check_list, read_forgotten
 from flat_tokens.keys import token_keys
 from flat_tokens.manifest import (
@@ -52,7 +53,7 @@ class FoundAgain(NamedTuple):
 class Remains:
     """Looks through everything below an output. ``objects``, ``tokens``: what was looked through so far."""
 
-    def __init__(self, root: Store, forgotten: Forgotten, seen: Callable[[int], object] = lambda count: None) -> None:
+    def __init__(self, root: Store, forgotten: Forgotten, seen: Seen = lambda count: None) -> None:
         self._root, self._forgotten, self._scan, self._seen = root, forgotten, Scan(forgotten), seen
         self.objects = self.tokens = 0
 
@@ -207,7 +208,7 @@ def sentence(found: FoundAgain, output: str) -> str:
     )
 
 
-def check_forgotten(root: Store, seen: Callable[[int], object] = lambda count: None) -> Iterator[str]:
+def check_forgotten(root: Store, seen: Seen = lambda count: None) -> Iterator[str]:
     """Everything below an output that is left of forgotten documents, as sentences. ValueError if nothing was forgotten."""
     forgotten, record = read_forgotten(root), read_json(root, LIST) if root.exists(LIST) else {}
     check_list(root, (read_json(root, POINTER) if root.exists(POINTER) else {}).get("forgotten"), forgotten)

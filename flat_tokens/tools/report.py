@@ -253,9 +253,9 @@ def near_duplicates(sources: TextSources) -> JsonObject | None:
         those = np.unique(cluster[mine])
         read = counts.get(source.name, {}).get("read")
         row = {"name": source.name, "read": read, "near_duplicates": int(mine.sum())}
-        row |= {"share": row["near_duplicates"] / read if read else 0.0, **_sizes(sizes[those])}
+        row |= {"share": row["near_duplicates"] / read if read else 0.0, **_cluster_sizes(sizes[those])}
         rows.append({**row, "pairs": _pairs(sources, found[mine])})
-    return {"policy": dict(policy), "near_duplicates": len(found), **_sizes(sizes), "by_source": rows}
+    return {"policy": dict(policy), "near_duplicates": len(found), **_cluster_sizes(sizes), "by_source": rows}
 
 
 def _entries(table: DocumentTable) -> Iterator[Entries]:
@@ -269,7 +269,7 @@ def _entries(table: DocumentTable) -> Iterator[Entries]:
         yield found
 
 
-def _sizes(sizes: Int64s) -> JsonObject:
+def _cluster_sizes(sizes: Int64s) -> JsonObject:
     octaves = np.bincount(np.ceil(np.log2(sizes)).astype(np.int64)) if len(sizes) else np.zeros(0, np.int64)
     bins = [{"from": 2 ** (k - 1) + 1, "to": 2**k, "clusters": int(count)} for k, count in enumerate(octaves.tolist()) if count]
     return {"clusters": len(sizes), "largest": int(sizes.max(initial=0)), "sizes": bins}

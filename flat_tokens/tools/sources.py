@@ -114,7 +114,7 @@ class Locator:
                 yield place, ""
         paths = self._run.source_paths if self.trusted else ()
         if file.source < len(paths) and (path := paths[file.source]):
-            yield _base(path), file.name
+            yield _directory_of(path), file.name
         if self._output is not None:
             yield from ((self._output.url, f"{CACHE}/files/{name}") for name in fetched)
         if not self.trusted:
@@ -126,7 +126,7 @@ class Locator:
             repository = source.origin.removeprefix("hf://datasets/").partition(" ")[0]
             yield f"hf://datasets/{repository}@{source.revision}", file.name
         elif "://" in source.origin:
-            yield _base(source.origin.partition(" (")[0]), file.name
+            yield _directory_of(source.origin.partition(" (")[0]), file.name
 
 
 def place_below(base: str, name: str) -> str | None:
@@ -147,7 +147,7 @@ def place_below(base: str, name: str) -> str | None:
     return place if os.path.commonpath([root, place]) == root and kind_of(place) == "file" else None
 
 
-def _base(path: str) -> str:
+def _directory_of(path: str) -> str:
     """The directory that a source's file names are relative to: of a glob or a file, the one that holds it."""
     path = os.path.expanduser(path.removeprefix("file://").removeprefix("local://"))
     if "://" not in path:
@@ -342,7 +342,7 @@ def retokenize(sources: TextSources, sample: SampledPart, documents: int) -> tup
                 not_reachable[steps] += len(sequences)
                 continue
             wrong = {i: "is another document, by its key" for i in sequences if i not in texts}
-            texts, left_out = _behind(steps, texts, places, kept_of(corpus, name, list(texts)))
+            texts, left_out = _after_steps(steps, texts, places, kept_of(corpus, name, list(texts)))
             wrong |= left_out
             joined = settings.get("completion_column") is not None
             arrays = ((i, pa.array([text], pa.large_string())) for i, text in texts.items())
@@ -384,7 +384,7 @@ def _steps_of(settings: JsonFacts, trusted: bool, texts: Collection[str], spent:
         return f"its steps cannot be taken again: {error}"
 
 
-def _behind(
+def _after_steps(
     steps: ReadySteps, texts: Mapping[int, str], places: Mapping[int, Place], kept: pa.RecordBatch | None
 ) -> tuple[dict[int, str], dict[int, str]]:
     """Texts of sequences after the steps, which see *kept* columns; and a reason for each text that the steps leave out or fail

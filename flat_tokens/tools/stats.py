@@ -224,9 +224,9 @@ def _summary(corpus: Corpus, counted: SplitCounts, vocabulary: Vocabulary | None
         "max_token_id": int(ids.values[-1]) if len(ids.values) else None,
         "distinct_ids": len(ids.values) if not ids.untold else None,
         "untold_tokens": ids.untold,
-        "top_tokens": _top(ids, vocabulary, top, tokens),
-        "rank_frequency": _ranks(ids),
-        "vocabulary_use": None if highest is None else _use(ids, vocabulary, highest),
+        "top_tokens": _most_frequent(ids, vocabulary, top, tokens),
+        "rank_frequency": _rank_frequency(ids),
+        "vocabulary_use": None if highest is None else _vocabulary_use(ids, vocabulary, highest),
         "sources": _by_source(corpus, counted),
     }
 
@@ -251,7 +251,7 @@ def _by_range(edges: Int64s, **counts: Int64s) -> list[JsonObject]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*(values.tolist() for values in columns.values()), strict=True)]
 
 
-def _top(ids: Counts, vocabulary: Vocabulary | None, top: int, tokens: int) -> list[JsonObject]:
+def _most_frequent(ids: Counts, vocabulary: Vocabulary | None, top: int, tokens: int) -> list[JsonObject]:
     order = np.argsort(-ids.counts, kind="stable")[:top]
     most = zip(ids.values[order].tolist(), ids.counts[order].tolist(), strict=True)
     return [{"id": i, "text": _piece(vocabulary, i), "count": n, "share": n / tokens} for i, n in most]
@@ -261,7 +261,7 @@ def _piece(vocabulary: Vocabulary | None, i: int) -> str | None:
     return None if vocabulary is None else terminal.shown(vocabulary.piece(i))
 
 
-def _ranks(ids: Counts) -> list[IntPair]:
+def _rank_frequency(ids: Counts) -> list[IntPair]:
     """(rank, count) of tokens from the most frequent on, ranks evenly spaced in the logarithm."""
     if not len(ids.counts):
         return []
@@ -270,7 +270,7 @@ def _ranks(ids: Counts) -> list[IntPair]:
     return list(zip(ranks.tolist(), ordered[ranks - 1].tolist(), strict=True))
 
 
-def _use(ids: Counts, vocabulary: Vocabulary | None, highest: int) -> JsonObject:
+def _vocabulary_use(ids: Counts, vocabulary: Vocabulary | None, highest: int) -> JsonObject:
     """The used part of the vocabulary: ids from 0 to *highest* that have bytes."""
     is_token = np.ones(highest + 1, bool) if vocabulary is None else vocabulary.lengths[: highest + 1] > 0
     is_used = np.zeros(highest + 1, bool)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
@@ -45,9 +45,6 @@ The text is the source's where --source or --trust-records lead to the file, els
 CONTEXT_TOKENS = 8
 OF_A_DOCUMENT = ("token_count", "document", "columns", "found", "text_from", "text", "notes")
 
-ViewName = Literal["packed", "documents", "blocks"]
-
-
 ARGUMENTS = f"""
 PATH  {cli.ANY_DATASET}; with --step also a run's ledger
 |! --token K  token K of the split, counted through all of its sequences
@@ -58,13 +55,13 @@ PATH  {cli.ANY_DATASET}; with --step also a run's ledger
 --characters N  show N characters of a text at most; 0: all (default: 1200, with --step 160; --json: always all)
 --source --at --trust-records --tokenizer --pattern --format --option
 """
-OF_THE_RUN = f"""
+OF_THE_RUN = """
 --batch-size N  rows of the batch, over all hosts
 --length N  tokens in a row; max_length of documents
 --seed N  (default: 0)
---view {{{",".join(get_args(ViewName))}}}  how rows are made (default: packed)
+--view {packed,documents,blocks}  how rows are made (default: packed)
 --overlap N  packed rows: tokens that two share (default: 0)
---order {{shuffled,sequential}}  (default: shuffled)
+--order {shuffled,sequential}  (default: shuffled)
 --reference-order STREAMS,BLOCKS,ROWS  the reference loader's order: streams, read blocks per shuffle buffer, sequences per read
  block
 --epochs N  0: endless (default: 1)
@@ -134,7 +131,7 @@ def run_ledger(options: argparse.Namespace) -> int:
     rows: list[JsonObject] = []
     for k in np.unique(source).tolist():
         view, path, split = ledger.documents_of(name := mixture.names[k])
-        chosen = [row for row in _chosen(options, len(source)) if source[row] == k]
+        chosen = [row for row in _wanted_rows(options, len(source)) if source[row] == k]
         sources = TextSources.of(open_corpus(path), options)
         found = traced_rows(sources, split, view, {row: int(index[row]) for row in chosen})
         rows += [{"source": name, **row} for row in found]
@@ -161,7 +158,7 @@ def find_document(corpus: Corpus, key: str) -> tuple[str, int] | JsonObject:
     raise LookupError(f"{corpus.url}: has no document with key {key}")
 
 
-def _chosen(options: argparse.Namespace, count: int) -> Sequence[int]:
+def _wanted_rows(options: argparse.Namespace, count: int) -> Sequence[int]:
     """The rows of a batch that are wanted. IndexError if there is none of that number."""
     if options.row is not None and options.row >= count:
         raise IndexError(f"there is no row {options.row} in step {options.step}; there are {count}")
@@ -227,7 +224,7 @@ def trace_step(sources: TextSources, name: str, options: argparse.Namespace) -> 
     settings = {"epochs": options.epochs or None, "start": options.start, "order": order}
     loader = ShuffledLoader(view, options.batch_size, options.seed, **settings)
     numbers = loader.indices(options.step).tolist()
-    wanted = {k: numbers[k] for k in _chosen(options, len(numbers))}
+    wanted = {k: numbers[k] for k in _wanted_rows(options, len(numbers))}
     rows = traced_rows(sources, name, view, wanted)
     return {"path": corpus.url, "split": name, "step": options.step, "rows": rows}
 
@@ -235,7 +232,7 @@ def trace_step(sources: TextSources, name: str, options: argparse.Namespace) -> 
 def traced_rows(sources: TextSources, name: str, view: SplitView, numbers: Mapping[int, int]) -> list[JsonObject]:
     """The documents of rows of a batch, for JSON. *numbers*: each row's number in the view."""
     rows: list[JsonObject] = [
-        {"row": k, "view_row": number, "parts": _parts(view.tokens, view, number)} for k, number in numbers.items()
+        {"row": k, "view_row": number, "parts": _sequences_in_row(view.tokens, view, number)} for k, number in numbers.items()
     ]
     if view.has_epochs:
         rows_of = f"{sources.corpus.url}: rows of source {name!r}"
@@ -252,7 +249,7 @@ def traced_rows(sources: TextSources, name: str, view: SplitView, numbers: Mappi
     return rows
 
 
-def _parts(split: FlatTokens, view: SplitView, number: int) -> list[JsonObject]:
+def _sequences_in_row(split: FlatTokens, view: SplitView, number: int) -> list[JsonObject]:
     """The sequences whose tokens a row of a view holds: their numbers, and the ranges in the row and in the sequence."""
     if isinstance(view, PackedDocumentsView):
         parts = view.parts(np.array([number]))
@@ -372,7 +369,7 @@ def seen(ledger: Ledger, mixture: Mixture, name: str, document: str | int | None
     """The documents of a source that the run has seen, for JSON: each one's visits."""
     view, path, split = ledger.documents_of(name)
     records = open_corpus(path).documents(split)
-    for documents in _asked(records, view.tokens.seq_count, document):
+    for documents in _documents_to_find(records, view.tokens.seq_count, document):
         found = mixture.seen(documents, before=before, source=name)
         bounds = np.flatnonzero(np.diff(found.asked, prepend=-1, append=-1))
         numbers = found.asked[bounds[:-1]]
@@ -385,7 +382,7 @@ def seen(ledger: Ledger, mixture: Mixture, name: str, document: str | int | None
             yield {"document": number, "key": key, "visits": visits}
 
 
-def _asked(records: DocumentRecords | None, count: int, document: str | int | None) -> Iterator[Int64s]:
+def _documents_to_find(records: DocumentRecords | None, count: int, document: str | int | None) -> Iterator[Int64s]:
     """Numbers of the documents to look for, some at a time."""
     if isinstance(document, int):
         yield np.arange(document, min(document + 1, count))

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import posixpath
 from argparse import ArgumentTypeError, Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from flat_tokens.annotations import JsonFacts, JsonObject
 from flat_tokens.arrays.opening import read_metadata
 from flat_tokens.checker import (
     MAX_PROBLEMS,
-    CheckProgress,
+    Watch,
     adding_up,
     bytes_to_check,
     check_objects,
@@ -139,7 +139,7 @@ def lines(found: JsonFacts) -> Iterator[str]:
             yield f"  {terminal.plural(count, 'document')} not reachable: {reason}"
 
 
-def check(options: Namespace, watch: Callable[[CheckProgress], object] | None = None, public: Any = None) -> Iterator[str]:
+def check(options: Namespace, watch: Watch | None, public: Any) -> Iterator[str]:
     """Every fault of the dataset at the path, as a sentence. FileNotFoundError or ValueError if there is nothing to check.
     *watch* is called with the progress of a full check. *public*: a key by whose owner it has to be signed.
     """

@@ -378,7 +378,6 @@ ROWS = {
             ),
         ],
         lies=[({"liar": npy_of("<u4", (2,))}, "tokens of uint32, but build")],
-        refused=TOO_LARGE,
         others=[
             ({"train.npy": npy(1, 2, 9, 3)}, NamedShards(END), [[1, 2], [3]]),  # shards of others begin inside a document
             ({"train.npy": npy(9, 9, 3, 9)}, NamedShards(END), [[], [3], []]),
@@ -449,7 +448,6 @@ ROWS = {
                 ]
             ),
         ],
-        refused=TOO_LARGE,
     ),
     "llm.c-llama-3": Row(
         NamedShards(end_of_text=99),
