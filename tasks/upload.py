@@ -65,25 +65,7 @@ def upload(
     *done* is called with the bytes of each commit. ValueError if the hub does not let this account write, or does not answer.
     """
     hub, bucket = api(), repo.removeprefix(BUCKETS) if repo.startswith(BUCKETS) else ""
-    what = f"bucket {bucket}" if bucket else f"dataset {repo}"
-
-    def on_hub(call: Callable[[], Any]) -> Any:
-        """The result of a call. ValueError if the hub does not let this account write."""
-
-        def permitted() -> Any:
-            try:
-                return call()
-            except Exception as error:
-                if (status := own_status(error)) not in (401, 403):
-                    raise
-                account = "the account of HF_TOKEN" if os.environ.get("HF_TOKEN") else "anybody without a token"
-                raise UnsuitableError(
-                    f"{repo}: the hub does not let {account} write here (status {status}). Set HF_TOKEN to a token with write "
-                    "access."
-                ) from error
-
-        then = "Run the same again: what the hub has is not sent again."
-        return ask(what, permitted, tag, passing=(RuntimeError,), then=then)  # as the client of chunks says
+    on_hub = partial(_write, repo, f"bucket {bucket}" if bucket else f"dataset {repo}", tag)
 
     if not bucket:
         on_hub(lambda: hub.create_repo(repo, repo_type="dataset", private=private, exist_ok=True))
@@ -135,6 +117,24 @@ def upload(
         for path in (CARD, f"{tag}/{CARD}"):
             on_hub(partial(write, add=[(card, path)]))
     return UploadResult(url, commit, len(files), len(new), sum(file.size for file in new), len(stale), was_done=False)
+
+
+def _write(repo: str, what: str, tag: str, call: Callable[[], Any]) -> Any:
+    """The result of a call that writes. ValueError if the hub does not let this account write."""
+
+    def permitted() -> Any:
+        try:
+            return call()
+        except Exception as error:
+            if (status := own_status(error)) not in (401, 403):
+                raise
+            account = "the account of HF_TOKEN" if os.environ.get("HF_TOKEN") else "anybody without a token"
+            raise UnsuitableError(
+                f"{repo}: the hub does not let {account} write here (status {status}). Set HF_TOKEN to a token with write access."
+            ) from error
+
+    then = "Run the same again: what the hub has is not sent again."
+    return ask(what, permitted, tag, passing=(RuntimeError,), then=then)  # as the client of chunks says
 
 
 def files_below(directory: Path, folder: str) -> Iterator[HubFile]:
