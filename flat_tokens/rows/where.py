@@ -58,10 +58,12 @@ class Where(NamedTuple):
         values = dict[str, Any]()
         try:
             for name in sorted(self.names):
-                values[name] = columns(name)
-                if values[name].type == pa.uint64():  # Arrow compares it with all numbers as int64, which does not have all
-                    values[name] = values[name].cast(pa.decimal128(20))
-            found: Bools = self.test(values.__getitem__).fill_null(False).to_numpy(zero_copy_only=False)
+                values[name] = found = columns(name)
+                # Arrow makes int64 of uint64, and float64 of both, and refuses what these do not have
+                bounds = pa.compute.min_max(found).as_py().values() if pa.types.is_integer(found.type) else ()
+                if any(abs(bound or 0) > 1 << 53 for bound in bounds):
+                    values[name] = found.cast(pa.decimal128(20))
+            chosen: Bools = self.test(values.__getitem__).fill_null(False).to_numpy(zero_copy_only=False)
         except NotImplementedError as error:  # no comparison of these types
             kinds = ", ".join(f"{name} is {_kind(of.type)}" for name, of in values.items())
             raise ValueError(
@@ -70,9 +72,7 @@ class Where(NamedTuple):
             ) from error
         except ValueError as error:  # such as an unknown column, for which nothing imports Arrow
             raise ValueError(f"where {self.text!r}: {error}") from None
-        except pa.ArrowException as error:
-            raise ValueError(f"where {self.text!r}: {error}") from error
-        return found
+        return chosen
 
 
 @lru_cache(64)
@@ -203,7 +203,7 @@ class _ExpressionParser:
         if self.kind != "number":
             self.fail("a number" if is_negative else "a value: a number, a text in single quotes, true or false")
         written = self.step()
-        whole = int if len(written) < 19 else Decimal  # Arrow takes no Python integer of 2**63 or more, which has 19 digits
+        whole = int if len(written) < 16 else Decimal  # an integer beyond 2**53 is compared with no float64
         number: Any = whole(written) if written.isdigit() else float(written)
         return lambda _: -number if is_negative else number
 

@@ -7,7 +7,6 @@ import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import cast
 
 from flat_tokens.annotations import JsonFacts, JsonObject
 from flat_tokens.forgotten import read_forgotten
@@ -24,7 +23,7 @@ from tasks.config import BuildConfig
 from tasks.download.cut import fetching_to
 from tasks.finalize.provenance import with_kept
 from tasks.locations import writable
-from tasks.models import Model, Split
+from tasks.models import Model
 from tasks.output.forgotten import check_without_forgotten
 from tasks.output.leases import build_lease
 from tasks.output.places import check_output, reading_at, scratch_of
@@ -154,10 +153,10 @@ def train_on_run(
     drawn = dict(zip(ledger.names, mixture.drawn(step).tolist(), strict=True))
     if not any(drawn.values()):
         raise ValueError(f"{ledger.path}: before step {step} the run has seen nothing. Name a later --step")
-    corpora: dict[str, tuple[Corpus, Split, Vocabulary]] = {}
+    corpora: dict[str, tuple[Corpus, str, Vocabulary]] = {}
     for source in (name for name, count in drawn.items() if count):
-        _, path, name = ledger.documents_of(source)
-        corpus, vocabulary = _decodable(path, split := cast(Split, name), tokenizer, trusted, warn)
+        _, path, split = ledger.documents_of(source)
+        corpus, vocabulary = _decodable(path, split, tokenizer, trusted, warn)
         corpora[source] = corpus, split, vocabulary
     facts = {source: _facts(of, split) for source, (of, split, _) in corpora.items()}
     trained_on = {"name": Path(ledger.path).stem, "run": facts_of_run(ledger, step), "datasets": facts, **_sample(request)}
@@ -233,7 +232,7 @@ def _result(written: Sequence[TrainedVocabulary], *, was_done: bool, seconds: di
     return VocabularyResult(vocabularies=tuple(made), was_done=was_done, seconds=seconds, **written[0].training.read)
 
 
-def _decodable(path: str, split: Split, tokenizer: str | None, trusted: bool, warn: Warn) -> tuple[Corpus, Vocabulary]:
+def _decodable(path: str, split: str, tokenizer: str | None, trusted: bool, warn: Warn) -> tuple[Corpus, Vocabulary]:
     """A dataset and the vocabulary that decodes its tokens."""
     corpus = open_corpus(path)
     corpus.split(split)
@@ -248,7 +247,7 @@ def _decodable(path: str, split: Split, tokenizer: str | None, trusted: bool, wa
     return corpus, vocabulary
 
 
-def _facts(corpus: Corpus, split: Split) -> JsonObject:
+def _facts(corpus: Corpus, split: str) -> JsonObject:
     """A split of a version, by the digest of its manifest."""
     digest = manifest_digest(corpus.store)
     name = corpus.manifest["provenance"].get("name")

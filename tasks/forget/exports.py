@@ -119,9 +119,7 @@ def visits_of_forgotten(
     documents, steps, sources = 0, [np.empty(0, np.int64)], dict[str, str]()
     for name in ledger.names:
         where = ledger.dataset(name)
-        of = versions.get(_place(where[0])) if where is not None else None
-        view = ledger.view(name)
-        if of is None or where is None or not isinstance(view, SplitView):
+        if where is None or (of := versions.get(_place(where[0]))) is None or not isinstance(ledger.view(name), SplitView):
             continue
         sources[name] = of.version
         found = mixture.seen(of.of(where[1])["number"], before=last, source=name)

@@ -47,7 +47,7 @@ from flat_tokens.vocabulary import Vocabulary, byte_level_alphabet
 from tasks.config import BuildConfig
 from tasks.derive.choice import sample_hashes
 from tasks.download.cut import fetched_ahead, local_slice
-from tasks.models import Slice, Split
+from tasks.models import Slice
 from tasks.output.leases import Workspace
 from tasks.output.target import SplitRule
 from tasks.progress import meter
@@ -144,7 +144,7 @@ def facts_of_run(ledger: Ledger, step: int) -> JsonObject:
 def texts_of_run(
     ledger: Ledger,
     step: int,
-    corpora: Mapping[str, tuple[Corpus, Split, Vocabulary]],
+    corpora: Mapping[str, tuple[Corpus, str, Vocabulary]],
     request: VocabularyRequest,
     seen: TextCounts,
 ) -> Iterator[str]:
@@ -171,7 +171,7 @@ def _epochs_of_run(mixture: Mixture, name: str, step: int) -> Iterator[tuple[int
 
 def _decoded(
     corpus: Corpus,
-    split: Split,
+    split: str,
     vocabulary: Vocabulary,
     wanted: Iterable[tuple[int, Int64s]],
     request: VocabularyRequest,
