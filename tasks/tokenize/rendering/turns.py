@@ -74,7 +74,7 @@ class Turns:
         is_narrow = self._counted is not None and not _kinds(messages, numbers) <= {*self._counted}
         if not numbers or (self._has_marks and not is_narrow):
             return plain.text, plain.spans
-        conversation = _Conversation.of(self._template, messages, tools, numbers, plain, marks, seal)
+        conversation = self._conversation(messages, tools, numbers, plain, marks, seal)
         if conversation is None:
             if is_narrow:
                 raise RefusedError(NOT_DIVIDED)
@@ -85,10 +85,38 @@ class Turns:
 
     def places(self, messages: list[Message], text: str) -> list[IntPair] | None:
         """The places of contents in a conversation of nothing else, which is rendered as *text*. None if they are not known."""
-        found = _Conversation.of(self._template, messages, None, [], MarkedText(text, [], [], False), ("", ""), "")
+        found = self._conversation(messages, None, [], MarkedText(text, [], [], False), ("", ""), "")
         parts = found.parts if found else []
         is_each = [part.message for part in parts] == [*range(len(messages))]
         return [(part.start, part.stop) for part in parts] if is_each else None
+
+    def _conversation(
+        self,
+        messages: list[Message],
+        tools: Any,
+        numbers: list[int],
+        plain: MarkedText,
+        marks: tuple[str, str],
+        seal: str,
+    ) -> _Conversation | None:
+        """The conversation with marks around those texts that the template does not inspect; None if these are not known."""
+        for only, of_empty in ((None, True), (None, False), (numbers, False)):
+            owners = list[tuple[str, int]]()
+            marked = [
+                message
+                if only is not None and i not in only
+                else with_marks(message, _marker(i, owners, of_empty and names_of_calls(message) is None))
+                for i, message in enumerate(messages)
+            ]
+            if len(owners) > MOST:
+                return None
+            try:
+                reading = _read(self._template.render(marked, tools, marks), owners, seal)
+            except RefusedError:
+                continue
+            if reading.text == plain.text and reading.spans == plain.spans and not reading.has_repeats:
+                return _Conversation(self._template, messages, marked, tools, reading, owners)
+        return None
 
     def _turn(self, of: _Conversation, i: int) -> IntPair:
         """The place of message *i*: from after the prompt that asks for it, to its end."""
@@ -213,36 +241,6 @@ class _Conversation:
             self.ends[part.message] = part.stop
         self._tails: dict[tuple[int, bool], MarkedText | RefusedError] = {}
         self.refusal = RefusedError("")
-
-    @classmethod
-    def of(
-        cls,
-        template: Template,
-        messages: list[Message],
-        tools: Any,
-        numbers: list[int],
-        plain: MarkedText,
-        marks: tuple[str, str],
-        seal: str,
-    ) -> _Conversation | None:
-        """The conversation with marks around those texts that the template does not inspect; None if these are not known."""
-        for only, of_empty in ((None, True), (None, False), (numbers, False)):
-            owners = list[tuple[str, int]]()
-            marked = [
-                message
-                if only is not None and i not in only
-                else with_marks(message, _marker(i, owners, of_empty and names_of_calls(message) is None))
-                for i, message in enumerate(messages)
-            ]
-            if len(owners) > MOST:
-                return None
-            try:
-                reading = _read(template.render(marked, tools, marks), owners, seal)
-            except RefusedError:
-                continue
-            if reading.text == plain.text and reading.spans == plain.spans and not reading.has_repeats:
-                return cls(template, messages, marked, tools, reading, owners)
-        return None
 
     def tail(self, count: int, near: int, prompt: bool) -> str | None:
         """The text after message *near* if there are *count* messages. None if the template refuses that: ``refusal``."""
