@@ -30,7 +30,6 @@ from flat_tokens.columns import (
     type_of,
 )
 from flat_tokens.stores.store import Store
-from flat_tokens.text import limits
 from flat_tokens.text.jsonl import JSONL
 from flat_tokens.text.rows import Range, TextFile, as_kept
 from tests.examples import examples
@@ -199,7 +198,7 @@ def test_json_lines_have_the_values_that_they_say(tmp_path_factory, told):
     for blank, size in (("", 1 << 20), ("", 30), ("\n", 1 << 20), ("\n", 30)):  # Arrow's parser takes no blank lines
         path.write_text("".join(json.dumps(line) + "\n" + blank for line in told))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(limits, "BATCH_BYTES", size)
+            patch.setattr("flat_tokens.text.limits.BATCH_BYTES", size)
             assert joined(list(read(path))).column("v").to_pylist() == wanted
 
 
@@ -220,7 +219,7 @@ def test_values_of_several_kinds_are_refused_or_numbers(tmp_path_factory, told):
 @pytest.mark.parametrize("other", [0.5, None, 1])
 def test_an_integer_that_would_be_rounded_is_refused(tmp_path, monkeypatch, size, value, other):
     """Beside fractions, or beyond 64 bits; in one block with them or not. It is named with its file and the remedy."""
-    monkeypatch.setattr(limits, "BATCH_BYTES", size)
+    monkeypatch.setattr("flat_tokens.text.limits.BATCH_BYTES", size)
     for pair in ((value, other), (other, value)):
         path = written(tmp_path / "x.jsonl", pair)
         if other != 0.5 and abs(value) < 1 << 63:

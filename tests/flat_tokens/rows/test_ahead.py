@@ -13,7 +13,6 @@ import pytest
 import flat_tokens
 from flat_tokens import BlockOrder, BucketedLoader, LayoutName, Mixture, ShuffledLoader
 from flat_tokens.rows.loader import ByStep
-from flat_tokens.stores import cached
 from tests.processes import until
 from tests.slow_store import SlowStore, in_all_layouts, quick  # noqa: F401  a fixture
 
@@ -141,7 +140,7 @@ def test_an_error_is_raised_where_its_step_is_due(root, tmp_path):
 
 def test_requests_that_are_never_answered_stop_no_consumer(root, tmp_path, monkeypatch):
     """One in ten hangs until all is over: it is made once more, ahead of need."""
-    monkeypatch.setattr(cached, "FIRST_LATE", 0.05)
+    monkeypatch.setattr("flat_tokens.stores.cached.FIRST_LATE", 0.05)
     over = threading.Event()
     view = train_of(root, tmp_path).packed(2048)
     SlowStore.reset(lambda number, path: 60.0 * (not over.wait(60)) if number % 10 == 3 else 0.0)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import flat_tokens
 from flat_tokens import FillInMiddle, FlatTokens, TokenBatch, write_dataset
-from flat_tokens.rows import packing, packing_index, views
+from flat_tokens.rows import packing_index
 from flat_tokens.rows.packing import PackedDocuments, PackedDocumentsView
 from tests.elsewhere import elsewhere
 from tests.examples import examples
@@ -49,7 +49,7 @@ def in_memory(lengths: list[int]) -> FlatTokens:
 @pytest.fixture
 def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is true of a few documents is then true of millions: every boundary between two windows is met."""
-    monkeypatch.setattr(views, "SEQUENCES_AT_A_TIME", 3)
+    monkeypatch.setattr("flat_tokens.rows.views.SEQUENCES_AT_A_TIME", 3)
     monkeypatch.setattr(packing_index, "PARTS_AT_A_TIME", 4)
 
 
@@ -355,8 +355,8 @@ def test_only_fields_that_are_named_are_computed(options):
 @pytest.mark.parametrize("length", [6, 7])
 @pytest.mark.parametrize("options", PACKS)
 def test_a_batch_of_many_rows_is_its_rows(options, length, monkeypatch):
-    monkeypatch.setattr(packing, "PLACES_AT_A_TIME", 20)
-    monkeypatch.setattr(packing, "FEW_PLACES", 2)
+    monkeypatch.setattr("flat_tokens.rows.packing.PLACES_AT_A_TIME", 20)
+    monkeypatch.setattr("flat_tokens.rows.packing.FEW_PLACES", 2)
     view = in_memory(LENGTHS * 20).packed_documents(length, **options)
     batch = view.batch(range(len(view)))
     for name, array in batch._asdict().items():

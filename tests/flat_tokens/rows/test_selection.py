@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 import flat_tokens
 from flat_tokens import BucketedLoader, FlatTokens, Ledger, Mixture, ShuffledLoader
-from flat_tokens.rows import documents, virtual
 from flat_tokens.rows.where import parse
 from tests.examples import examples
 from tests.flat_tokens.rows.rows_by_number import VIEWS, assert_same_rows
@@ -92,7 +91,7 @@ def test_rows_are_those_of_a_dataset_of_the_documents(monkeypatch, all_of_them, 
     """Of every view."""
     indices = data.draw(st.lists(st.integers(0, len(all_of_them) - 1), max_size=16))
     length = data.draw(st.integers(1, 9))
-    monkeypatch.setattr(virtual, "DENSE", data.draw(st.sampled_from([0, 8])))
+    monkeypatch.setattr("flat_tokens.rows.virtual.DENSE", data.draw(st.sampled_from([0, 8])))
     chosen = masked_split(all_of_them, layout, masked).select(indices=indices)
     written = masked_split([all_of_them[i] for i in indices], layout, masked)
     for kind, settings in VIEWS:
@@ -157,7 +156,7 @@ def test_numbers_are_those_of_the_first_document_with_the_key(monkeypatch, tmp_p
     if picks is not None:
         keys = [keys[pick % len(keys)] for pick in picks]
         train = train.select(indices=np.array([pick % train.seq_count for pick in picks], np.int64))
-    monkeypatch.setattr(documents, "KEYS_AT_A_TIME", at_a_time)
+    monkeypatch.setattr("flat_tokens.rows.documents.KEYS_AT_A_TIME", at_a_time)
     assert train.by_keys(asked).tolist() == [keys.index(key) if key in keys else -1 for key in asked]
     assert train.by_keys(np.array(asked, np.uint64)).tolist() == train.by_keys([f"{key:016x}" for key in asked]).tolist()
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens.steps
-from flat_tokens.steps import SHIPPED, Outcome, ReadySteps, open_steps, shipped
+from flat_tokens.steps import SHIPPED, Outcome, ReadySteps, open_steps
 from tests.examples import examples
 from tests.flat_tokens.steps.taking import taken
 from tests.refusal import refusal
@@ -75,7 +75,7 @@ COMPOSES = pytest.mark.skipif(int(pa.__version__.partition(".")[0]) < 26, reason
 
 
 def test_a_pyarrow_that_gives_no_nfc_is_refused(monkeypatch):
-    monkeypatch.setattr(shipped, "_nfc", lambda texts: texts)
+    monkeypatch.setattr("flat_tokens.steps.shipped._nfc", lambda texts: texts)
     with refusal(r"step 'normalize': pyarrow .* gives no NFC: install 26"):
         open_steps([asked("normalize")])
     assert taken([asked("normalize", nfc=False)], "e\u0301\r").texts.to_pylist() == ["e\u0301\n"]

@@ -13,7 +13,6 @@ import pytest
 from aiohttp import web
 
 import flat_tokens
-from flat_tokens.arrays import stored
 from tests.made import write_sequences
 from tests.processes import serving
 from tests.proxy import Proxy, proxy, serving_app
@@ -69,7 +68,7 @@ def test_once_open_a_packed_row_is_one_request(slow_web, layout):
 @pytest.mark.parametrize(("layout", "kept"), [("mmap", 1 << 24), ("compact", 1 << 24), ("compact", 1)])
 def test_64_rows_are_asked_for_together(slow_web, layout, kept, monkeypatch):
     """One round trip; two where the shard's index is not known yet. Also of an array that is too large to be kept."""
-    monkeypatch.setattr(stored, "DECODED_BYTES", kept)
+    monkeypatch.setattr("flat_tokens.arrays.stored.DECODED_BYTES", kept)
     packed = flat_tokens.open(f"{slow_web.url}/{layout}").train.packed(256)
     rows = np.random.default_rng(1).permutation(len(packed))[:64]
     expected = np.concatenate(sequences())

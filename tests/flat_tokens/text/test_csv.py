@@ -8,7 +8,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from flat_tokens.text import csv, limits
 from flat_tokens.text.csv import CSV
 from flat_tokens.text.rows import Range, TextFile
 from tests.examples import examples
@@ -64,10 +63,10 @@ def test_blocks_give_what_rows_give(
     if ("\t" in head) != tab and head != "\n\ntext\n":
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "LONGEST_LINE", limit + 10)
-        patch.setattr(limits, "BATCH_BYTES", block)
+        patch.setattr("flat_tokens.text.limits.LONGEST_LINE", limit + 10)
+        patch.setattr("flat_tokens.text.limits.BATCH_BYTES", block)
         by_blocks = rows_of(path, columns, 1, quotes=quotes)
-        patch.setattr(csv, "_blocks", lambda *_: iter([None]))
+        patch.setattr("flat_tokens.text.csv._blocks", lambda *_: iter([None]))
         by_rows = rows_of(path, columns, 1, quotes=quotes)
     if not by_rows[1]:
         assert by_blocks == by_rows
@@ -79,9 +78,9 @@ def test_blocks_give_what_rows_give(
 def test_sound_csv_is_never_read_row_by_row(tmp_path, monkeypatch):
     path = tmp_path / "a.csv"
     path.write_text("id,text\n" + '1,"a ""b"", c\nd"\n2,e\n' * 100, "utf-8")
-    monkeypatch.setattr(csv, "_read_rows", None)
-    monkeypatch.setattr(limits, "BATCH_BYTES", 100)
-    monkeypatch.setattr(limits, "BATCH_ROWS", 3)
+    monkeypatch.setattr("flat_tokens.text.csv._read_rows", None)
+    monkeypatch.setattr("flat_tokens.text.limits.BATCH_BYTES", 100)
+    monkeypatch.setattr("flat_tokens.text.limits.BATCH_ROWS", 3)
     found, error = rows_of(path, ("text", "id"))
     assert (len(found), error) == (201, "")
     assert found[:2] == [(0, b'a "b", c\nd', b"1"), (1, b"e", b"2")]
@@ -99,7 +98,7 @@ def test_rows_are_not_merged_by_bare_quotes(tmp_path, monkeypatch, name, delimit
     path = tmp_path / name
     path.write_bytes(BARE.replace("\t", delimiter or "\t").replace("\n", end).encode())
     if by_rows:
-        monkeypatch.setattr(csv, "_blocks", lambda *_: iter([None]))
+        monkeypatch.setattr("flat_tokens.text.csv._blocks", lambda *_: iter([None]))
     told = {"delimiter": delimiter}
     _, error = rows_of(path, ("text", "id"), **told)
     assert error.startswith(f"{name}: the row that begins '1")

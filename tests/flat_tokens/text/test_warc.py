@@ -10,7 +10,6 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flat_tokens.text import limits
 from flat_tokens.text.formats import detect_format
 from flat_tokens.text.warc import WARC
 from tests.refusal import refusal
@@ -217,7 +216,7 @@ def test_a_name_of_text_stays_text():
 
 def test_what_is_packed_in_records_counts_as_the_files_own(tmp_path, monkeypatch):
     """A page is a bad document if it alone is too long; if all are, the file is refused. Time is at most linear."""
-    monkeypatch.setattr(limits, "ANY_EXPANSION", 1 << 20)
+    monkeypatch.setattr("flat_tokens.text.limits.ANY_EXPANSION", 1 << 20)
     large, small = (response(zstandard.compress(bytes(size)), Content_Encoding="zstd") for size in (9 << 20, 200_000))
     for pages in (large, small * 20):
         with refusal(r"x.warc: .* stand for .* or more; source.max_expansion allows 500 times"):

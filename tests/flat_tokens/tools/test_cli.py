@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from flat_tokens import CheckProgress, TokenBatch, write_dataset
-from flat_tokens.tools import inspect, terminal
+from flat_tokens.tools import terminal
 from flat_tokens.tools.cli import FAMILIES, main
 from flows.commands import main as service
 
@@ -52,7 +52,7 @@ def test_arguments_that_are_not_understood_are_trouble(arguments, tool):
 
 
 def test_an_error_that_nobody_expected_is_one_line_and_an_interruption_has_its_status(monkeypatch, tool):
-    monkeypatch.setattr(inspect, "run", Mock(side_effect=[KeyError("some\nkey")] * 2 + [KeyboardInterrupt]))
+    monkeypatch.setattr("flat_tokens.tools.inspect.run", Mock(side_effect=[KeyError("some\nkey")] * 2 + [KeyboardInterrupt]))
     monkeypatch.delenv("FLAT_TOKENS_DEBUG", raising=False)
     err = tool.errors("inspect", "x")
     assert err.startswith("flat-tokens inspect: KeyError: ")

@@ -20,7 +20,6 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flat_tokens.text import limits
 from flat_tokens.tools.corpus import CorpusFile, CorpusSource, open_corpus
 from flat_tokens.tools.sources import Locator, places_of, read_rows
 from flat_tokens.vocabulary import load_vocabulary
@@ -99,7 +98,7 @@ FILES: dict[str, tuple[Any, dict[str, Any]]] = {
 @pytest.mark.parametrize("block_bytes", first_fast([7, 1 << 22]))
 def test_every_document_is_read_again_as_the_build_read_it(tmp_path, monkeypatch, name, block_bytes):
     """Same key, same tokens, whichever way the file holds its rows."""
-    monkeypatch.setattr(limits, "BATCH_BYTES", block_bytes)
+    monkeypatch.setattr("flat_tokens.text.limits.BATCH_BYTES", block_bytes)
     content, settings = FILES[name]
     content(tmp_path / name) if callable(content) else (tmp_path / name).write_bytes(content)
     build_dataset(tmp_path / "out", source={"path": str(tmp_path / name), **settings}, tokenizer="bytes", validation_fraction=0.4)
@@ -154,7 +153,7 @@ def test_any_rows_of_a_text_file_are_what_stands_between_separators(tmp_path_fac
     if not pieces[-1]:
         pieces.pop()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "BATCH_BYTES", block_bytes)
+        patch.setattr("flat_tokens.text.limits.BATCH_BYTES", block_bytes)
         file, source = file_and_source("pieces.txt", text.encode(), document_separator=separator)
         rows = read_rows(str(path), file, source, wanted)
     assert {i: row.text for i, row in rows.items()} == {i: pieces[i] for i in wanted if i < len(pieces)}

@@ -10,7 +10,6 @@ from pydantic import ValidationError
 
 import flat_tokens
 from flat_tokens.manifest import SPLITS
-from flat_tokens.rows import documents
 from flows.pipelines.derive import DerivedResult
 from tasks.derive.request import Subset
 from tests.examples import examples
@@ -55,7 +54,7 @@ expressions = st.recursive(
 def test_a_selection_has_the_documents_of_a_subset(output, tmp_path_factory, where):
     with pytest.MonkeyPatch.context() as patch:  # several pieces, and several reads of facts
         patch.setattr("tasks.derive.inputs.PART_DOCUMENTS", 5)
-        patch.setattr(documents, "DOCUMENTS_AT_A_TIME", 4)
+        patch.setattr("flat_tokens.rows.documents.DOCUMENTS_AT_A_TIME", 4)
         result = subset(output, tmp_path_factory.mktemp("subset"), where=where)
         whole, made = flat_tokens.open(output), flat_tokens.open(result.path)
         for split in SPLITS:

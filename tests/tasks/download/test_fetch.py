@@ -18,7 +18,6 @@ import pytest
 import zstandard
 
 import flat_tokens
-from flat_tokens.stores import retry
 from flat_tokens.stores.store import DigestKind, Store
 from tasks.config import Source
 from tasks.download.fetch import fetch_file
@@ -172,7 +171,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Instead of waiting, note for how long."""
     noted = []
     # Threads of others wait, too: only what fetches is told another time.
-    monkeypatch.setattr(retry, "time", SimpleNamespace(monotonic=time.monotonic, sleep=noted.append))
+    monkeypatch.setattr("flat_tokens.stores.retry.time", SimpleNamespace(monotonic=time.monotonic, sleep=noted.append))
     return noted
 
 

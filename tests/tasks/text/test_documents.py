@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from flat_tokens.text import jsonl, limits
+from flat_tokens.text import jsonl
 from flat_tokens.text.formats import FileFormat
 from flat_tokens.text.parquet import room_for_pages
 from tasks.config import DocumentPolicy, Source
@@ -375,7 +375,7 @@ def test_a_small_file_that_stands_for_much_text_takes_little_memory(tmp_path, ma
 
 def test_a_page_that_is_larger_than_a_document_may_make_it_is_an_error(tmp_path, monkeypatch):
     path = write_parquet(tmp_path / "a.parquet", ["x" * 1000] * 1000, use_dictionary=False, compression="zstd")
-    monkeypatch.setattr(limits, "LARGEST_PAGE", 1 << 19)
+    monkeypatch.setattr("flat_tokens.text.limits.LARGEST_PAGE", 1 << 19)
     with refusal(
         r"^a.parquet: column 'text' cannot be read: a page of it has 1,00\d,\d+ bytes when it is unpacked; "
         r"524,288 are allowed. Write the file with smaller pages, or raise documents.max_bytes.$"
@@ -401,7 +401,7 @@ def test_headers_of_pages_that_cannot_be_read_are_an_error(tmp_path):
 
 
 def test_who_needs_more_room_than_is_left_waits_and_goes_on_alone(monkeypatch):
-    monkeypatch.setattr(limits, "LARGEST_PAGE", 10)
+    monkeypatch.setattr("flat_tokens.text.limits.LARGEST_PAGE", 10)
     entered, order = threading.Event(), []
 
     def large() -> None:
@@ -447,8 +447,8 @@ def test_a_parquet_file_cut_anywhere_is_refused(tmp_path):
     [("jsonl", b'{"text":"%s"}\n{"text":"last"}\n'), ("text", b"%s###last")],
 )
 def test_a_line_over_the_cap_is_not_held_in_memory(tmp_path, monkeypatch, kind, content):
-    monkeypatch.setattr(limits, "BATCH_BYTES", 1 << 16)
-    monkeypatch.setattr(limits, "LONGEST_LINE", 1 << 18)
+    monkeypatch.setattr("flat_tokens.text.limits.BATCH_BYTES", 1 << 16)
+    monkeypatch.setattr("flat_tokens.text.limits.LONGEST_LINE", 1 << 18)
     path = tmp_path / "a"
     path.write_bytes(content % (b"x" * (32 << 20)))
     part, source = slice_of(path, kind), Source(path="x", document_separator="###" if kind == "text" else None)
@@ -466,8 +466,8 @@ def test_a_line_over_the_cap_is_not_held_in_memory(tmp_path, monkeypatch, kind, 
 @pytest.mark.parametrize("block", [1, 7, 64, 1000])
 def test_whether_a_document_is_too_long_does_not_depend_on_blocks(tmp_path, monkeypatch, block):
     """The text decides, up to lines of twice the cap; longer ones are not looked into."""
-    monkeypatch.setattr(limits, "BATCH_BYTES", block)
-    monkeypatch.setattr(limits, "LONGEST_LINE", 0)
+    monkeypatch.setattr("flat_tokens.text.limits.BATCH_BYTES", block)
+    monkeypatch.setattr("flat_tokens.text.limits.LONGEST_LINE", 0)
     lines = [
         b'{"text":"%s"}' % (b"x" * 40),  # 51 bytes: the text is as long as allowed
         b'{"text":"%s"}' % (b"x" * 41),
@@ -492,7 +492,7 @@ def change(path: Path) -> None:
 @pytest.mark.parametrize("meddle", [change, Path.unlink, lambda path: os.truncate(path, 100)], ids=["changed", "removed", "cut"])
 @pytest.mark.parametrize("kind", ["jsonl", "text", "csv", "parquet"])
 def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path, monkeypatch, kind, meddle):
-    monkeypatch.setattr(limits, "BATCH_BYTES", 64)
+    monkeypatch.setattr("flat_tokens.text.limits.BATCH_BYTES", 64)
     path = tmp_path / "a"
     if kind == "parquet":
         pq.write_table(pa.table({"text": [f"text {i}" for i in range(100)]}), path, use_dictionary=False)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import tasks.text.runs
 from flat_tokens.columns import joined, merged
-from flat_tokens.text import limits, plain
+from flat_tokens.text import plain
 from flat_tokens.text.formats import FileFormat
 from flat_tokens.text.plain import plain_texts
 from tasks.config import DocumentPolicy, Source
@@ -94,7 +94,7 @@ def outcome(slices: list[Slice], source: Source, policy: DocumentPolicy) -> Foun
 def check_same(ranges: list[FileRange], source: Source, policy: DocumentPolicy, batch_bytes: int) -> None:
     """A run of files gives what each of them gives alone, or the same error."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(limits, "BATCH_BYTES", batch_bytes)
+        patch.setattr("flat_tokens.text.limits.BATCH_BYTES", batch_bytes)
         patch.setattr(tasks.text.runs, "ENTRY_BYTES", 1)
         together = outcome([Slice(tuple(ranges))], source, policy)
         alone = outcome([Slice((part,)) for part in ranges], source, policy)

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from flat_tokens.text import limits
 from flows.pipelines.build import build
 from flows.pipelines.plan import plan
 from flows.pipelines.refresh import refresh
@@ -56,7 +55,7 @@ def test_a_separator_that_no_file_has_is_told(tmp_path, separator, files, words)
     ],
 )
 def test_one_separator_of_all_files_is_enough(tmp_path, monkeypatch, separator, files):
-    monkeypatch.setattr(limits, "LOOK_BYTES", 16)
+    monkeypatch.setattr("flat_tokens.text.limits.LOOK_BYTES", 16)
     assert warnings(tmp_path, separator, **files) == []
 
 

@@ -16,7 +16,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flat_tokens.keys import document_keys
-from flat_tokens.text import limits
 from flat_tokens.text.formats import FileFormat, detect_format
 from flat_tokens.text.parquet import MAX_CUTS_OF_A_ROW_GROUP
 from tasks.config import DocumentPolicy, Source
@@ -112,8 +111,8 @@ def blocks_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Read files in blocks of so many bytes."""
 
     def set_size(size: int) -> None:
-        monkeypatch.setattr(limits, "BATCH_BYTES", size)
-        monkeypatch.setattr(limits, "LOOK_BYTES", size)
+        monkeypatch.setattr("flat_tokens.text.limits.BATCH_BYTES", size)
+        monkeypatch.setattr("flat_tokens.text.limits.LOOK_BYTES", size)
 
     return set_size
 

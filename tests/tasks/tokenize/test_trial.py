@@ -15,7 +15,6 @@ from tokenizers import Tokenizer as Trained
 
 from flat_tokens.vocabulary import load_vocabulary
 from tasks.config import TokenizerConfig
-from tasks.tokenize import tokenizers
 from tasks.tokenize.engines import Engine, Tokens, TooSlowError, UnencodableError, engine_of, large_string_array, with_timeout
 from tasks.tokenize.tokenizers import load_tokenizer
 from tasks.tokenize.trial import is_from_a_file, try_out
@@ -28,7 +27,7 @@ from tests.tasks.tokenize.test_tokenizers import Panic, load, write_ranks
 @pytest.fixture
 def _in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests try tokenizers in their own."""
-    monkeypatch.setattr(tokenizers, "try_out", try_out)
+    monkeypatch.setattr("tasks.tokenize.tokenizers.try_out", try_out)
 
 
 TEXT = ["the quick brown fox jumps over the lazy dog 0123456789 ,.;:!?'\"-()[]{}"]
