@@ -572,8 +572,8 @@ def _hub_file(repository: str, revision: str | None, pin: bool) -> tuple[bytes, 
 
 
 def beside(name: str, file: str, revision: str | None = None) -> bytes | None:
-    """A file next to the one of FILES, in a directory or a hub repository; None if it is missing. ValueError if the hub does
-    not answer.
+    """A file next to the one of FILES, in a directory or a hub repository; None if it is missing, or, without a network, not in
+    the hub's cache. ValueError if the hub answers with another error.
     """
     path = Path(name)
     if path.name in FILES or kind_of(path) == "directory":
