@@ -185,7 +185,9 @@ def existing_prefix(text: str) -> str:
 
 
 def write_file(path: str, text: str) -> str:
-    """Write a file at a path or URL. Returns a sentence that says so."""
+    """Write a file at a path or URL. Returns a sentence that says so. ValueError for a device or a pipe."""
+    if kind_of(path) == "special":
+        raise ValueError(f"{path}: is a device or a pipe. Name a file")
     directory, name = posixpath.split(path)
     Store.at(directory or ".").put(name, text.encode())
     return f"wrote {path}"

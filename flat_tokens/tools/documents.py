@@ -72,7 +72,8 @@ def run(options: argparse.Namespace) -> int:
             count += len(batch)
             if writer is not None:
                 writer.write_batch(batch)
-            for row in batch.to_pylist() if writer is None else ():
+                continue
+            for row in batch.to_pylist():
                 print(_line(row, options.json))
         if writer is not None:
             writer.close()

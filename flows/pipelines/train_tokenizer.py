@@ -150,11 +150,11 @@ def train_on_run(
     split_pattern(request.regex)
     meter.reset()
     mixture = ledger.mixture()
-    drawn = dict(zip(ledger.names, mixture.drawn(step).tolist(), strict=True))
-    if not any(drawn.values()):
+    sources = [name for name, count in zip(ledger.names, mixture.drawn(step).tolist(), strict=True) if count]
+    if not sources:
         raise ValueError(f"{ledger.path}: before step {step} the run has seen nothing. Name a later --step")
     corpora: dict[str, tuple[Corpus, str, Vocabulary]] = {}
-    for source in (name for name, count in drawn.items() if count):
+    for source in sources:
         _, path, split = ledger.documents_of(source)
         corpus, vocabulary = _decodable(path, split, tokenizer, trusted, warn)
         corpora[source] = corpus, split, vocabulary

@@ -1,5 +1,6 @@
 """The HTML report: whole, self-contained, and harmless whatever a dataset calls itself and its tokens."""
 
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -71,6 +72,8 @@ def test_the_page_is_one_file_that_loads_nothing_with_every_section_and_the_numb
     text, other = (path.read_text() for path in paths)
     assert text == other
     assert sorted(tmp_path.iterdir()) == paths
+    os.mkfifo(tmp_path / "pipe")
+    tool.errors("stats", demo, "--html", tmp_path / "pipe")
     page = self_contained(text)
     assert "default-src 'none'" in text
     assert [tag for tag, _ in page.elements].count("svg") == 4
