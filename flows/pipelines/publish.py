@@ -285,7 +285,7 @@ def publication(
     """
     root, named = output.root, named or name_of(output.root, output.forgotten, made_of, layout)
     version = named.version
-    is_there = is_dataset(root, version)
+    is_there = is_dataset(root, version, layout)
     with nullcontext() if is_there else attempt(root, output.scratch, version) as workspace:
         here = Publication(output, version, layout, workspace)
         yield here

@@ -26,7 +26,7 @@ from typing import Literal
 from pydantic import Field
 
 from flat_tokens.annotations import JsonObject
-from flat_tokens.arrays.layouts import group_metadata
+from flat_tokens.arrays.layouts import LAYOUTS, LayoutName, group_metadata
 from flat_tokens.forgotten import check_list, read_forgotten
 from flat_tokens.manifest import (
     LINK,
@@ -339,9 +339,10 @@ def say_of_move(root: Store, now: Pointer, kind: Kind) -> None:
         sign(root, f"{version_key(now.version)}/{MANIFEST}", said)
 
 
-def is_dataset(root: Store, version: str) -> bool:
-    """Whether readers find a version, of any layout."""
-    return any(version_store(root, version).has(marker) for marker in MARKERS)
+def is_dataset(root: Store, version: str, layout: LayoutName | None = None) -> bool:
+    """Whether readers find a version, of any layout. One request to a store if the *layout* is known."""
+    markers = MARKERS if layout is None else list(group_metadata(LAYOUTS[layout].zarr_format, {}))[-1:]
+    return any(version_store(root, version).has(marker) for marker in markers)
 
 
 @contextlib.contextmanager

@@ -152,7 +152,7 @@ def test_the_summary_of_an_export_says_what_was_read_and_written(tmp_path):
     publish_docs(tmp_path / "a", docs_of([1, 2], [3]), docs_of([4], key=9))
     order = export_of(tmp_path / "a", "megatron", {})
     files = tuple(StoredObject(f"train|{i}.bin", 500, "ab") for i in range(2))
-    result = ExportResult("gs://bucket/out", "megatron", files, 2, 1, was_done=False, seconds=0.5)
+    result = ExportResult("gs://bucket/out", "megatron", files, 2, 1, was_done=False, loses_loss_mask=False, seconds=0.5)
     lines = exported("made", order, result).splitlines()
     where = "[gs://bucket/out](https://console.cloud.google.com/storage/browser/bucket/out)"
     assert lines[0] == "# made as megatron"
