@@ -34,7 +34,7 @@ class AnswerPace:
                 raise SlowError(
                     f"the server sent {self._bytes:,} bytes in {seconds:.0f} s; the least speed is {LEAST_BYTES:,} bytes a second"
                 )
-            self.__init__()  # type: ignore[misc]
+            self._begun, self._bytes = time.monotonic(), 0
 
 
 def check_encoding(url: object, headers: Any) -> None:
