@@ -37,14 +37,14 @@ def planted(texts: Sequence[str], copies: int, seed: int = 0) -> list[str]:
     return found
 
 
-def shingles_of(texts: Iterable[str], words: int = WORDS) -> list[Int64s]:
+def shingles_of(texts: Iterable[str]) -> list[Int64s]:
     """The shingles of each text, as numbers: equal numbers, equal shingles."""
     numbers: dict[str, int] = {}
     runs: dict[tuple[int, ...], int] = {}
     found = []
     for text in texts:
         ids = [numbers.setdefault(word, len(numbers)) for word in WORD.findall(text.lower())]
-        whole = [tuple(ids[i : i + words]) for i in range(max(1, len(ids) - words + 1))] if ids else []
+        whole = [tuple(ids[i : i + WORDS]) for i in range(max(1, len(ids) - WORDS + 1))] if ids else []
         found.append(np.unique(np.array([runs.setdefault(run, len(runs)) for run in whole], np.int64)))
     return found
 

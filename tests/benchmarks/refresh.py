@@ -49,10 +49,6 @@ def delete_row(rows: pa.Table) -> pa.Table:
     return pa.concat_tables([rows.slice(0, at), rows.slice(at + 1)])
 
 
-def put_in_front(rows: pa.Table) -> pa.Table:
-    return pa.concat_tables([new_rows(["a new document at the front"]), rows])
-
-
 def of_rows(number: int, edit: Callable[[pa.Table], pa.Table]) -> Callable[[Files], Files]:
     """The edit of the rows of one file."""
     return lambda files: replaced(files, number, rows=edit(files[number].rows))
@@ -76,7 +72,9 @@ def join(files: Files) -> Files:
 EDITS: dict[str, Callable[[Files], Files]] = {
     "a row edited": of_rows(EDITED, edit_row),
     "a row deleted": of_rows(SHORTER, delete_row),
-    "a row put in at the front of a file": of_rows(LONGER, put_in_front),
+    "a row put in at the front of a file": of_rows(
+        LONGER, lambda rows: pa.concat_tables([new_rows(["a new document at the front"]), rows])
+    ),
     "a file renamed": lambda files: replaced(files, RENAMED, name="renamed"),
     "a file rewritten: row groups and codec; spaces; level": lambda files: replaced(files, REWRITTEN, other=True),
     "1 % appended": append,

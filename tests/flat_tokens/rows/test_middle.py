@@ -255,7 +255,9 @@ def test_values_that_cannot_be_are_refused(settings, complaint):
 
 def test_ids_of_added_tokens_count_for_the_vocabulary(tmp_path):
     train = written(tmp_path / "d", [[1, 2, 3, 4]])
+    tokens = train.packed(4, fim=FIM).tokens
     with refusal("max_token_id is 9003"):
-        train.packed(4, fim=FIM).tokens.require_vocab(9000)
+        tokens.require_vocab(9003)
+    assert tokens.require_vocab(9004) is tokens
     with refusal(r"fim is 0.5, but it is a FillInMiddle", TypeError):
         train.packed(4, fim=0.5)  # type: ignore[arg-type]
