@@ -9,7 +9,8 @@ the largest process. Documents of 200 MB, of 10 MB without a space, and lines of
 
 The build does more than the floor: sha256 of sources, BLAKE3 of segments, of each slice's tokens and of objects, crc32c, the
 split, and it syncs what it has written behind every slice. The last row is of twice the text, or of what there is, without the
-published way.
+published way. The ratio depends on the processor: on an Intel Xeon (2026-11-30, commit cf1a501, the same versions) 995 MB took
+9.3 s (8.9 to 9.8), the floor 6.2 s, which is 67%, and the published way 83.2 s.
 """
 
 import json
