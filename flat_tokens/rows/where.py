@@ -64,14 +64,14 @@ class Where(NamedTuple):
                 if any(abs(bound or 0) > 1 << 53 for bound in bounds):
                     values[name] = found.cast(pa.decimal128(20))
             chosen: Bools = self.test(values.__getitem__).fill_null(False).to_numpy(zero_copy_only=False)
-        except NotImplementedError as error:  # no comparison of these types
+        except (NotImplementedError, ValueError) as error:
+            if not type(error).__module__.startswith("pyarrow"):  # such as an unknown column, for which nothing imports Arrow
+                raise ValueError(f"where {self.text!r}: {error}") from None
             kinds = ", ".join(f"{name} is {_kind(of.type)}" for name, of in values.items())
             raise ValueError(
                 f"where {self.text!r} compares unlike values: {kinds}. Numbers are compared with numbers, texts with '...', "
                 "and booleans with true and false. All columns of CSV are text."
             ) from error
-        except ValueError as error:  # such as an unknown column, for which nothing imports Arrow
-            raise ValueError(f"where {self.text!r}: {error}") from None
         return chosen
 
 

@@ -300,12 +300,12 @@ def raise_named(error: OSError, path: str | os.PathLike[str]) -> NoReturn:
 
 
 @contextlib.contextmanager
-def locked(path: str | os.PathLike[str], *, waits: bool = True, mode: int | None = 0o666) -> Iterator[int]:
+def locked(path: str | os.PathLike[str], *, waits: bool = True, mode: int = 0o666) -> Iterator[int]:
     """A block in which no other process has the lock of the file at *path*: its descriptor. A link is refused. *waits*: for
-    another process that has the lock, instead of a BlockingIOError. *mode*: of the file if it has to be made; None: it is not.
+    another process that has the lock, instead of a BlockingIOError. *mode*: of the file if it has to be made; 0: it is not.
     """
     with named_errors(path):
-        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if mode else 0), mode or 0)
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT if mode else 0), mode)
     try:
         with named_errors(path):
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))

@@ -126,7 +126,7 @@ def dead_attempts(home: str) -> Iterator[str]:
     for key in sorted(keys):
         with contextlib.ExitStack() as held:
             try:
-                held.enter_context(locked(Path(home, key).with_suffix(".lock"), waits=False, mode=None))
+                held.enter_context(locked(Path(home, key).with_suffix(".lock"), waits=False, mode=0))
             except BlockingIOError:
                 continue
             except FileNotFoundError:

@@ -26,7 +26,7 @@ from typing import Literal
 from pydantic import Field
 
 from flat_tokens.annotations import JsonObject
-from flat_tokens.arrays.layouts import LAYOUTS, LayoutName, group_metadata
+from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
 from flat_tokens.forgotten import check_list, read_forgotten
 from flat_tokens.manifest import (
     LINK,
@@ -214,8 +214,8 @@ def _without(version: str, several: tuple[Former, ...]) -> tuple[Former, ...]:
     return tuple(one for one in several if one.version != version)
 
 
-MARKERS = tuple(list(group_metadata(zarr_format, {}))[-1] for zarr_format in (3, 2))
-"""The object that is written last and makes a directory a dataset, in either version of zarr."""
+MARKERS = ("zarr.json", ".zgroup")
+"""The object that is written last and makes a directory a dataset: in zarr v3, and in v2."""
 
 HALF_WRITTEN = re.compile(r"\.(latest\.fresh|.+\.(jsonl?|html)(\.ed25519)?\.\w+\.part)")
 
@@ -341,7 +341,7 @@ def say_of_move(root: Store, now: Pointer, kind: Kind) -> None:
 
 def is_dataset(root: Store, version: str, layout: LayoutName | None = None) -> bool:
     """Whether readers find a version, of any layout. One request to a store if the *layout* is known."""
-    markers = MARKERS if layout is None else list(group_metadata(LAYOUTS[layout].zarr_format, {}))[-1:]
+    markers = MARKERS if layout is None else (MARKERS[3 - LAYOUTS[layout].zarr_format],)
     return any(version_store(root, version).has(marker) for marker in markers)
 
 
