@@ -333,10 +333,10 @@ class Units:
                 wrong = "does not have the digest that the manifest says"
         elif chunks.size and unit.start % chunks.size == 0:
             view = np.frombuffer(data, np.uint8)
-            for begin in range(0, min(len(data), stored.size - chunks.behind - unit.start) - chunks.size + 1, chunks.size):
-                end = begin + chunks.size - 4
-                if google_crc32c.value(view[begin:end]) != int.from_bytes(data[end : end + 4], "little"):
-                    wrong = f"inner chunk {(unit.start + begin) // chunks.size} does not match its crc32c"
+            for first in range(0, min(len(data), stored.size - chunks.behind - unit.start) - chunks.size + 1, chunks.size):
+                end = first + chunks.size - 4
+                if google_crc32c.value(view[first:end]) != int.from_bytes(data[end : end + 4], "little"):
+                    wrong = f"inner chunk {(unit.start + first) // chunks.size} does not match its crc32c"
         if wrong:
             path = self.origin.path(unit.key)
             raise ValueError(f"{path}: {wrong}. The file is damaged: remove it and build again.")
