@@ -58,12 +58,6 @@ def test_thirteen_consecutive_words_are_a_match(tmp_path, text, is_found):
     assert dict(found.skipped) == ({"decontaminate.exam": 1} if is_found else {})
 
 
-def test_words_of_two_documents_are_not_a_match(tmp_path):
-    first, second = " ".join(Q.split()[:7]), " ".join(Q.split()[7:])
-    assert taken([step(tmp_path, {"exam": [Q]})], first, second).keep.all()
-    assert not taken([step(tmp_path, {"exam": [Q]})], f"{first} {second}").keep.any()
-
-
 @pytest.mark.parametrize(("words", "is_found"), [(7, False), (8, True), (12, True)])
 def test_a_short_question_is_looked_for_as_a_whole(tmp_path, words, is_found):
     """From 8 words on. A document with all but one of its words does not have it."""

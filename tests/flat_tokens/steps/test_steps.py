@@ -86,7 +86,6 @@ def test_normalize_gives_nfc_and_newlines():
     found = taken([asked("normalize")], "e\u0301\r\nx\ry\n", "same\n", "\r\r\n")
     assert found.texts.to_pylist() == ["é\nx\ny\n", "same\n", "\n\n"]
     assert dict(found.changed) == {"normalize.changed": 2}
-    assert taken([asked("normalize", nfc=False)], "e\u0301\r").texts.to_pylist() == ["e\u0301\n"]
     assert taken([asked("normalize", line_ends=False)], "e\u0301\r").texts.to_pylist() == ["é\r"]
 
 

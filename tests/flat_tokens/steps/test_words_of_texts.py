@@ -5,7 +5,7 @@ import unicodedata
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flat_tokens.steps.words import run_hashes, words_of
@@ -42,13 +42,9 @@ def test_words_have_no_case_accents_or_punctuation(text, expected):
         assert [" ".join(found) for found in words(some)] == [expected]
 
 
-def test_texts_that_touch_share_no_word():
-    assert words("ab", "cd", "", "é", "f") == [["ab"], ["cd"], [], ["e"], ["f"]]
-    first, last = "\ud558\u11ab"  # one syllable, if they are in one text
-    assert words(first, last, f"\u0301{last}", f"{first}x\u0301{last}") == [[first], [last], [last], [f"{first}x{last}"]]
-
-
 @given(st.lists(st.text(st.sampled_from("aB é\u0301日,x9\u00ad“𠀀ßﬁᾳ\u1112\u1161\u11ab"), max_size=30), max_size=6))
+@example(["ab", "cd", "", "é", "f"])
+@example(["\ud558", "\u11ab", "\u0301\u11ab", "\ud558x\u0301\u11ab"])  # one syllable, if they are in one text
 @examples(40)
 def test_a_batch_has_the_words_of_each_text(texts):
     assert words(*texts) == [words(text)[0] for text in texts]

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flat_tokens import TokenBatch
-from flat_tokens.annotations import UInt32s
 from flat_tokens.tools.corpus import open_corpus, run_of, sequence_of, vocabulary_of, windows
 from tests.damage import change_file
 from tests.flat_tokens.demo import DEMO, shard_in
@@ -133,9 +132,6 @@ class Streamed:
     @property
     def seq_count(self) -> int:
         return len(self.sequences)
-
-    def sequence(self, i: int) -> UInt32s:
-        return np.array(self.sequences[i], np.uint32)
 
     def batches(self, start: int = 0, stop: int | None = None, *, max_tokens: int = 0) -> Iterator[TokenBatch]:
         whole = TokenBatch.from_sequences(self.sequences[start:stop])

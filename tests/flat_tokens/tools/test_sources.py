@@ -87,6 +87,7 @@ FILES: dict[str, tuple[Any, dict[str, Any]]] = {
     "x.tsv": (table_of_values("\t"), {}),
     "x.txt": (TEXT, {"document_separator": "--"}),
     "y.txt": (TEXTS[2].encode(), {}),
+    "bad.jsonl": (b'{"text": "a\\ud800b"}\n{"text": "a\xffb"}\n', {}),  # builds replace characters
     "semicolons.csv": (table_of_values(";"), {"delimiter": ";"}),
     "bare.csv": (b"text\tid\n" + b"".join(b'"said %d\t"%d\n' % (i, i) for i in range(8)), {"delimiter": "\t", "quotes": "none"}),
     "crlf.txt": ("".join(f"{text.partition(chr(10))[0]}\r\n" for text in TEXTS).encode(), {"document_separator": "\n"}),
@@ -101,7 +102,8 @@ def test_every_document_is_read_again_as_the_build_read_it(tmp_path, monkeypatch
     monkeypatch.setattr("flat_tokens.text.limits.BATCH_BYTES", block_bytes)
     content, settings = FILES[name]
     content(tmp_path / name) if callable(content) else (tmp_path / name).write_bytes(content)
-    build_dataset(tmp_path / "out", source={"path": str(tmp_path / name), **settings}, tokenizer="bytes", validation_fraction=0.4)
+    source, documents = {"path": str(tmp_path / name), **settings}, {"on_bad": "replace"}
+    build_dataset(tmp_path / "out", source=source, tokenizer="bytes", validation_fraction=0.4, documents=documents)
     corpus, seen = open_corpus(tmp_path / "out"), 0
     for split, sequences in corpus.splits.items():
         places = places_of(corpus, split, range(sequences.seq_count))
@@ -118,21 +120,7 @@ def test_every_document_is_read_again_as_the_build_read_it(tmp_path, monkeypatch
             assert places[0].file is not None
             together = read_rows(str(tmp_path / name), places[0].file, corpus.sources[0], [place.row for place in places])
             assert {row: found.key for row, found in together.items()} == {place.row: place.key for place in places}
-    assert seen == (1 if name == "y.txt" else len(TEXTS))
-
-
-@pytest.mark.parametrize("bad", [b'{"text": "a\\ud800b"}', b'{"text": "a\xffb"}'])
-def test_what_the_build_replaced_is_replaced_again(tmp_path, bad):
-    (tmp_path / "x.jsonl").write_bytes(bad + b"\n")
-    build_dataset(
-        tmp_path / "out", source={"path": str(tmp_path / "x.jsonl")}, tokenizer="bytes", documents={"on_bad": "replace"}
-    )
-    corpus = open_corpus(tmp_path / "out")
-    split = next(name for name, found in corpus.splits.items() if found.seq_count)
-    places = places_of(corpus, split, [0])
-    assert places[0].file is not None
-    row = read_rows(str(tmp_path / "x.jsonl"), places[0].file, corpus.sources[0], [0])[0]
-    assert (row.text, row.key) == ("a\ufffdb", places[0].key)
+    assert seen == {"y.txt": 1, "bad.jsonl": 2}.get(name, len(TEXTS))
 
 
 def file_and_source(name: str, content: bytes, **settings: Any) -> tuple[CorpusFile, CorpusSource]:
@@ -167,28 +155,22 @@ def test_rows_that_are_no_documents_are_left_out(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "size", "complaint"),
+    ("name", "content", "settings", "complaint"),
     [
-        *((name, {"text_column": "content"}, None, rf"{name} has .*'id', 'text'") for name in ("x.parquet", "x.csv")),
-        ("x.parquet", {}, 200, r"x\.parquet: cannot be read as parquet"),
-        ("x.jsonl.gz", {}, 150, r"x\.jsonl\.gz: cannot be read as .*: x\.jsonl\.gz is damaged at byte"),
+        ("x.parquet", PARQUET, {"text_column": "content"}, r"x\.parquet has .*'id', 'text'"),
+        ("x.csv", table_of_values(","), {"text_column": "content"}, r"x\.csv has .*'id', 'text'"),
+        ("x.parquet", PARQUET[:200], {}, r"x\.parquet: cannot be read as parquet"),
+        ("x.jsonl.gz", gzip.compress(LINES)[:80], {}, r"x\.jsonl\.gz: cannot be read as .*: x\.jsonl\.gz is damaged at byte"),
+        ("x.csv", b'text\n"a\nb"\n"c', {}, r"x\.csv: cannot be read as csv: x\.csv, row 1: a quote is not closed"),
     ],
 )
-def test_a_file_without_its_column_or_its_end_is_refused_by_its_name(tmp_path, name, settings, size, complaint):
-    """With the columns that are there."""
-    (path := tmp_path / name).write_bytes(FILES[name][0][:size])
+def test_a_file_without_its_column_or_its_end_is_refused_by_its_name(tmp_path, name, content, settings, complaint):
+    """With the columns that are there. No row of it is read where none is wanted."""
+    (tmp_path / name).write_bytes(content)
     file, source = file_and_source(name, b"", **settings)
+    assert read_rows(str(tmp_path / name), file, source, []) == {}
     with refusal(complaint):
-        read_rows(str(path), file, source, [0])
-
-
-def test_a_quote_that_is_not_closed_is_an_error_as_in_builds(tmp_path):
-    content = b'text\n"a\nb"\n"c'
-    (tmp_path / "x.csv").write_bytes(content)
-    file, source = file_and_source("x.csv", content)
-    assert read_rows(str(tmp_path / "x.csv"), file, source, []) == {}
-    with refusal(r"x\.csv: cannot be read as csv: x\.csv, row 1: a quote is not closed"):
-        read_rows(str(tmp_path / "x.csv"), file, source, [1])
+        read_rows(str(tmp_path / name), file, source, [1])
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """flat-tokens stats: every number against counting by hand."""
 
+import itertools
 import json
 import math
 import re
@@ -34,24 +35,14 @@ def counts_of(values: list[int]) -> Counts:
     return tally.counts()
 
 
-@given(
-    st.lists(
-        st.lists(st.integers(0, 20) | st.sampled_from([2**31 - 1, 2**31 - 2, 2**12, 2**12 - 1, 2000]), max_size=9), max_size=9
-    ),
-    st.integers(1, 4),
-)
+@given(st.lists(st.lists(st.integers(0, 20), max_size=9), max_size=9), st.integers(1, 4))
 @example([[2**31 - 1], [], [0, 2**31 - 1]], 1)
 def test_ids_and_lengths_are_counted_whatever_they_are(sequences, window):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flat_tokens.tools.stats, "COUNT_TOKENS", window)
-        patch.setattr(flat_tokens.tools.stats, "DENSE_VALUES", 2**12)
         counted = count(open_corpus(in_memory(sequences)), "train")
-    ids = Counter(i for sequence in sequences for i in sequence)
-    lengths = Counter(map(len, sequences))
-    assert dict(zip(counted.ids.values.tolist(), counted.ids.counts.tolist(), strict=True)) == ids
-    assert dict(zip(counted.lengths.values.tolist(), counted.lengths.counts.tolist(), strict=True)) == lengths
-    assert (np.diff(counted.ids.values) > 0).all()
-    assert counted.ids.untold == 0
+    for found, values in ((counted.ids, itertools.chain(*sequences)), (counted.lengths, map(len, sequences))):
+        assert [*zip(found.values.tolist(), found.counts.tolist(), strict=True)] == sorted(Counter(values).items())
 
 
 @given(st.lists(st.lists(st.integers(0, 40), max_size=20), max_size=10), st.integers(1, 12), st.integers(1, 20))
@@ -64,7 +55,7 @@ def test_a_tally_of_many_blocks_is_that_of_all_together(blocks, dense, distinct)
         for block in blocks:
             tally.add(np.array(block, np.int64))
         found = tally.counts()
-    expected = Counter(value for block in blocks for value in block)
+    expected = Counter(itertools.chain(*blocks))
     told = dict(zip(found.values.tolist(), found.counts.tolist(), strict=True))
     assert sum(told.values()) + found.untold == expected.total()
     if sum(value >= dense for value in expected) <= distinct:
@@ -81,19 +72,15 @@ def test_percentiles_are_those_of_all_values(values, percent):
 
 @given(LENGTHS)
 def test_the_histogram_has_every_sequence_and_token_once(values):
-    bins = histogram(counts_of(values))
-    assert sum(found["seq_count"] for found in bins) == len(values)
-    assert sum(found["token_count"] for found in bins) == sum(values)
-    assert bins[0]["from"] == 0
-    assert bins[-1]["to"] >= max(values)
-    for found, following in zip(bins, [*bins[1:], None], strict=True):
-        assert found["from"] <= found["to"]
-        assert following is None or following["from"] == found["to"] + 1
+    """Bins follow each other from 0 on, and every doubling is an edge."""
+    bins, longest = histogram(counts_of(values)), max(values)
+    edges = [0, *(found["to"] + 1 for found in bins)]
+    assert [found["from"] for found in bins] == edges[:-1]
+    assert edges[-1] > longest
+    assert {1 << k for k in range(longest.bit_length())} <= set(edges)
+    for found in bins:
         inside = [value for value in values if found["from"] <= value <= found["to"]]
         assert (found["seq_count"], found["token_count"]) == (len(inside), sum(inside))
-    assert (
-        sum(found["from"] & (found["from"] - 1) == 0 for found in bins) >= max(values).bit_length()
-    )  # every doubling is an edge
 
 
 def test_a_small_dataset_by_hand():
@@ -120,14 +107,9 @@ def test_a_small_dataset_by_hand():
     assert total["rank_frequency"] == [[1, 3], [2, 2], [3, 2], [4, 1]]
     assert sum(one["used"] for one in use["by_id"]) == 3
     assert found["splits"]["validation"]["lengths"]["p50"] == 1
-
-
-def test_nothing_at_all_is_counted_too():
-    found = summary_of(open_corpus(in_memory([], [[]])), VOCABULARY)
-    assert (found["total"]["token_count"], found["total"]["seq_count"]) == (0, 1)
-    assert found["splits"]["train"]["lengths"]["p50"] is None
-    assert found["total"]["bytes_per_token"] is None
-    assert found["total"]["top_tokens"] == []
+    nothing = summary_of(open_corpus(in_memory([], [[]])), VOCABULARY)
+    assert nothing["splits"]["train"]["lengths"]["p50"] is nothing["total"]["bytes_per_token"] is None
+    assert (nothing["total"]["seq_count"], nothing["total"]["top_tokens"]) == (1, [])
 
 
 def test_bytes_of_text_are_those_that_the_build_counted(demo):
@@ -172,8 +154,3 @@ def test_a_manifest_that_boasts_of_its_vocabulary_costs_no_memory(tmp_path, tool
     tokenizer = {"name": "none", "digest": "0", "highest_id": 2**60}
     write_sequences(tmp_path / "data", [[1, 2]], provenance={"tokenizer": tokenizer})
     assert tool.json("stats", tmp_path / "data")["total"]["vocabulary_use"] is None
-
-
-def test_other_formats_are_counted_alike(reference, tool):
-    found = tool.json("stats", reference / "modalities/lorem_ipsum_long.pbin")
-    assert (found["total"]["token_count"], found["total"]["seq_count"]) == (332_875, 500)

@@ -40,14 +40,13 @@ def test_a_sequence_leads_to_its_row_and_its_text(demo, trusting, split):
 
 def test_a_token_leads_to_the_sequence_that_holds_it(demo, trusting):
     train = flat_tokens.open(demo).train
-    starts = train.seq_starts.read(0, train.seq_starts.length).astype(np.int64)
-    for token in (0, int(starts[5]), int(starts[6]) - 1, train.token_count - 1):
+    first, stop = train.span(5)
+    for token, index, sequence in ((first, first, 5), (stop - 1, stop - 1, 5), (-1, train.token_count - 1, train.seq_count - 1)):
         found = trusting.json("trace", demo, "--token", token)
-        i = int(np.searchsorted(starts, token, side="right")) - 1
-        assert (found["sequence"], found["token"]["in_sequence"]) == (i, token - starts[i])
-        assert found["token"]["id"] == int(train.sequence(i)[token - starts[i]])
-        assert found["token"]["before"] + found["token"]["text"] + found["token"]["after"] in found["text"]
-    assert trusting.json("trace", demo, "--token", "-1")["token"]["index"] == train.token_count - 1
+        told, within = found["token"], index - train.span(sequence)[0]
+        assert (found["sequence"], told["index"], told["in_sequence"]) == (sequence, index, within)
+        assert told["id"] == int(train.sequence(sequence)[within])
+        assert told["before"] + told["text"] + told["after"] in found["text"]
 
 
 def test_people_see_where_it_is_from(demo, trusting):
@@ -80,12 +79,6 @@ def test_a_dataset_without_a_record_shows_its_tokens(tmp_path, trusting):
     found = trusting.json("trace", tmp_path / "data", "--token", "1")
     assert (found["sequence"], found["ids"], found["document"], found["text"]) == (2, [6, 7], None, None)
     assert "there is no record of where sequences come from" in found["notes"]
-
-
-def test_other_formats_are_traced_to_their_sequences(reference, trusting):
-    path = reference / "modalities/lorem_ipsum_long.pbin"
-    found = trusting.json("trace", path, "--token", "1000")
-    assert (found["sequence"], found["token"]["in_sequence"]) == (1, 982)
 
 
 def test_a_token_shard_knows_its_documents_by_key_and_row(demo, trusting):
@@ -145,13 +138,12 @@ def test_a_step_leads_to_the_documents_of_the_loaders_batch(demo, trusting, view
                 assert part["part_text"].strip("\ufffd") in part["text"]
 
 
-def test_one_row_of_a_step_is_shown_alone(demo, tool):
-    step = [str(demo), "--step", "2", "--batch-size", "4", "--length", "64"]
-    whole = tool.json("trace", *step, "--trust-records")
-    assert tool.json("trace", *step, "--row", "3", "--trust-records")["rows"] == whole["rows"][3:]
+def test_people_see_one_row_of_a_step_alone(demo, tool):
+    step = [demo, "--step", "2", "--batch-size", "4", "--length", "64"]
+    (row,) = tool.json("trace", *step, "--row", "3")["rows"]
     said = tool.out("trace", *step, "--row", "3")
-    assert said.startswith("row 3 of step 2: row ")
-    assert whole["rows"][3]["parts"][0]["document"]["key"] in said
+    assert said.startswith(f"row 3 of step 2: row {row['view_row']:,} of the view")
+    assert row["parts"][0]["document"]["key"] in said
 
 
 def test_empty_sequences_have_no_part_in_a_row(tmp_path, trusting):
@@ -173,10 +165,11 @@ def run(tmp_path: Path, demo: Path) -> Path:
 
 
 def test_a_document_is_seen_where_its_tokens_are(run, demo, tool):
-    found = tool.json("seen", run, "--document", "5", "--before", "60")
+    text, plain = tool.json("seen", run, "--before", "60")["sources"]
     mixture, train = Ledger.open(run).mixture(), flat_tokens.open(demo).train
-    assert [source["samples"] for source in found["sources"]] == mixture.drawn(60).tolist()
-    document = found["sources"][0]["documents"][0]
+    assert [text["samples"], plain["samples"]] == mixture.drawn(60).tolist()
+    assert [(one["document"], one["key"]) for one in plain["documents"]] == [(i, None) for i in range(1, 199) if i % 40]
+    document = text["documents"][5]
     first, stop = train.span(5)
     holding = range(first // 64, (stop - 1) // 64 + 1)
     expected = []
@@ -184,21 +177,9 @@ def test_a_document_is_seen_where_its_tokens_are(run, demo, tool):
         source, index = mixture.indices(step)
         expected += [(step, k, int(index[k])) for k in range(len(index)) if source[k] == 0 and int(index[k]) in holding]
     assert [(visit["step"], visit["batch_row"], visit["row"]) for visit in document["visits"]] == expected
-    sources = tool.json("seen", run, "--document", document["key"], "--before", "60")["sources"]
-    assert [source["documents"] for source in sources] == [[document], []]
-
-
-def test_all_documents_of_a_source_are_told(run, tmp_path, tool):
-    found = tool.json("seen", run, "--source", "plain", "--before", "30")["sources"]
-    mixture, tokens = Ledger.open(run).mixture(), flat_tokens.open(tmp_path / "plain").train
-    counts = {}
-    for step in range(30):
-        source, index = mixture.indices(step)
-        for row in index[source == 1].tolist():
-            for document in np.unique(tokens.slice(row * 64, row * 64 + 64) >> 1).tolist():
-                counts[document] = counts.get(document, 0) + 1
-    assert {document["document"]: len(document["visits"]) for document in found[0]["documents"]} == counts
-    assert {document["key"] for document in found[0]["documents"]} == {None}
+    for told in (document["document"], document["key"]):
+        found = tool.json("seen", run, "--source", "text", "--document", told, "--before", "60")["sources"]
+        assert [source["documents"] for source in found] == [[document]]
 
 
 def test_people_see_a_summary_and_some_documents(run, tmp_path, tool):

@@ -99,17 +99,19 @@ def test_what_no_digest_tells_is_found_by_the_part_that_has_it(tmp_path, tool, b
         assert fault in tool.json("verify", *told, status=1)["faults"][0]
 
 
-def test_a_record_of_documents_that_is_too_short_is_a_fault(demo, copy, tool):
-    """Without a manifest that would name the objects."""
-    version = WHERE["version"](copy)
-    shutil.rmtree(version / "documents/train/row")
-    shutil.copytree(version / "documents/validation/row", version / "documents/train/row")
-    store = Store.at(version)
+def replace_rows(version: Path, by: str) -> None:
+    """Rows of the documents of train are another array, in a manifest whose digests all agree."""
+    rows, store = version / "documents/train/row", Store.at(version)
+    shutil.rmtree(rows)
+    shutil.copytree(version / by, rows)
     keep = [item for item in read_manifest(store)["objects"] if not item["key"].startswith("documents/train/row")]
     keep += [store.digest(f"documents/train/row/{key}").described() for key in ("c/0", "zarr.json")]
     change_file(version / "manifest.json", {"objects": keep})
-    said = tool.json("verify", version, status=1)
-    assert "documents/train: has {" in said["faults"][0]
+
+
+def test_a_record_of_documents_that_is_too_short_is_a_fault(copy, tool):
+    replace_rows(version := WHERE["version"](copy), "documents/validation/row")
+    assert "documents/train: has {" in tool.json("verify", version, status=1)["faults"][0]
 
 
 def test_what_has_no_known_format_is_not_verified(tmp_path, tool):
@@ -163,15 +165,7 @@ def test_a_source_that_has_changed_says_nothing_of_the_dataset(tmp_path, trustin
 
 
 def test_a_key_that_is_not_its_documents_is_a_fault(copy, trusting):
-    """Rows that were mixed up, in a dataset whose digests all agree."""
-    version = WHERE["version"](copy)
-    objects = read_manifest(Store.at(version))["objects"]
-    for item in objects:
-        if item["key"].startswith("documents/train/row"):
-            other = item["key"].replace("/row/", "/file/")
-            shutil.copy(version / other, version / item["key"])
-            item |= Store.at(version).digest(item["key"]).described()
-    change_file(version / "manifest.json", {"objects": objects})
+    replace_rows(version := WHERE["version"](copy), "documents/train/file")
     said = trusting.json("verify", version, "--sample", "1/1", "--documents", "5", "--tokenizer", TOKENIZER, status=1)
     assert any("is another document, by its key" in fault for fault in said["faults"])
 
