@@ -14,20 +14,19 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from flat_tokens import CheckProgress, TokenBatch, write_dataset
+from flat_tokens import CheckProgress
 from flat_tokens.tools import terminal
 from flat_tokens.tools.cli import FAMILIES, main
 from flows.commands import main as service
+from tests.made import write_sequences
 
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("cli") / "data"
-    ids = np.arange(60_000, dtype=np.uint32) % np.uint32(50_000)
-    write_dataset(path, [TokenBatch.from_flat(ids, np.arange(0, 60_001, 100, dtype=np.uint64))])
-    return path
+    ids = (np.arange(60_000) % 50_000).reshape(-1, 100)
+    return Path(write_sequences(tmp_path_factory.mktemp("cli") / "data", ids))
 
 
 def test_help_names_every_command_and_the_statuses(tool):
@@ -78,14 +77,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(data):
     assert running.wait(60) == 141
 
 
-def test_it_runs_as_a_module_and_writes_json_alone(data):
-    running = command("stats", str(data), "--json")
-    out, err = running.communicate(timeout=60)
-    assert (running.returncode, err) == (0, b"")
-    assert json.loads(out)["total"]["token_count"] == 60_000
-
-
-def test_it_runs_where_the_terminal_has_no_unicode(data, monkeypatch):
+def test_it_runs_as_a_module_where_the_terminal_has_no_unicode(data, monkeypatch):
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     running = command("stats", str(data), "--top", "2")
     out, err = running.communicate(timeout=60)
@@ -135,9 +127,7 @@ def stderr(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 @pytest.fixture
 def dataset(tmp_path: Path) -> Path:
-    batch = TokenBatch.from_sequences([[1, 2], [3]])
-    write_dataset(tmp_path / "dataset", [batch], [batch], provenance={"name": "small"})
-    return tmp_path / "dataset"
+    return Path(write_sequences(tmp_path / "dataset", [[1, 2], [3]], [[1, 2], [3]]))
 
 
 def lines(shown: Terminal) -> list[str]:
@@ -159,19 +149,15 @@ def test_a_line_says_how_much_of_all_is_done_and_how_long_the_rest_takes():
         ("export DATASET DATASET-out --to megatron", "export  100%  24 B of 24 B  "),
     ],
 )
-def test_a_command_shows_how_far_it_is(dataset, stderr, capsys, command, line):
+def test_a_command_shows_how_far_it_is(dataset, stderr, tool, command, line):
     """The line is gone at the end, and standard output has the result alone."""
     with contextlib.redirect_stderr(stderr):
-        assert main(command.replace("DATASET", str(dataset)).split()) == 0
-    said = capsys.readouterr().out
+        said = tool.out(*command.replace("DATASET", str(dataset)).split())
     assert json.loads(said)["ok"] if "--json" in command else said
     *shown, last = lines(stderr)
     assert any(one.startswith(line) for one in shown)
     assert last == ""
 
 
-def test_what_is_no_terminal_is_told_nothing(dataset, capsys):
-    with terminal.progress("verify", quiet=False) as watch:
-        assert watch is None
-    assert main(["verify", str(dataset), "--full"]) == 0
-    assert capsys.readouterr().err == ""
+def test_what_is_no_terminal_is_told_nothing(dataset, tool):
+    assert tool.errors("verify", dataset, "--full", status=0) == ""
