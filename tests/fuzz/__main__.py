@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.fuzz.driver import CORPUS, fuzz, kept, replay
+from tests.fuzz.driver import CORPUS, fuzz, replay
 from tests.fuzz.mutated_datasets import DATASETS, table
 from tests.fuzz.targets import TARGETS
 
@@ -24,20 +24,19 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what lies in memory goes
     if unknown := set(options.targets) - set(TARGETS):
         parser.error(f"there is no target {sorted(unknown)[0]!r}; there are {', '.join(TARGETS)}")
-    chosen = [TARGETS[name] for name in options.targets or TARGETS]
+    chosen = options.targets or TARGETS
     if options.replay:
-        for target in chosen:
-            for path, fault in replay(target, kept(target.name, options.keep)).items():
+        for name in chosen:
+            for path, fault in replay(name, TARGETS[name], options.keep).items():
                 print(json.dumps([path.relative_to(options.keep).as_posix(), *(fault or (None, None))]), flush=True)
         return 0
     print(f"seed {options.seed}", flush=True)
-    found = [fuzz(target, options.seconds, options.seed, options.keep, options.runs) for target in chosen]
+    found = [fuzz(name, TARGETS[name], options.seconds, options.seed, options.keep, options.runs) for name in chosen]
     print("\n| target | runs | seconds | faults |\n|---|---:|---:|---|")
     for outcome in found:
         told = ", ".join(f"{signature} ({count})" for signature, count in sorted(outcome.faults.items()))
         print(f"| {outcome.target} | {outcome.runs:,} | {outcome.seconds:.0f} | {told or 'none'} |")
-    datasets = [outcome for outcome in found if outcome.target in {target.name for target in DATASETS}]
-    if datasets:
+    if datasets := [outcome for outcome in found if outcome.target in DATASETS]:
         print(f"\n{table(datasets)}")
     faults = sum(len(outcome.faults) for outcome in found)
     print(f"\n{sum(outcome.runs for outcome in found):,} runs; {faults} faults")

@@ -113,11 +113,8 @@ def of_file(
     return Fuzzed(seeds or [path.read_bytes()], mutate, run, names)
 
 
-class Target(NamedTuple):
-    """``prepare`` makes the target ready in an empty directory, in the process that runs it."""
-
-    name: str
-    prepare: Callable[[Path], Fuzzed]
+Prepare = Callable[[Path], Fuzzed]
+"""Makes a target ready in an empty directory, in the process that runs it."""
 
 
 class WrongError(Exception):
@@ -211,16 +208,16 @@ def _inputs(fuzzed: Fuzzed, seed: int, told: list[str]) -> Iterator[bytes]:
             del pool[first : max(len(pool) - POOL, first)]
 
 
-def _work(target: Target, given: Sequence[bytes] | int, here: Path, seed: int, first: int, until: float) -> None:
+def _work(prepare: Prepare, given: Sequence[bytes] | int, here: Path, seed: int, first: int, until: float) -> None:
     """Run inputs until there is no time, or all that are *given*, or so many mutations, from number *first* on. The input that
     runs is in a file, after the number of those begun, and outcomes are in another one.
     """
     _prepare_process()
-    fuzzed = target.prepare(here / "work")
+    fuzzed = prepare(here / "work")
     for data in fuzzed.seeds[:20] if isinstance(given, int) else fuzzed.seeds[:1]:  # so that the libraries have their memory
         fault, *_ = judge(fuzzed, data)
         if fault:
-            raise AssertionError(f"{target.name}: a seed has a fault: {fault}")
+            raise AssertionError(f"a seed has a fault: {fault}")
     gc.collect()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     pages = int(Path("/proc/self/statm").read_text().split()[5])
@@ -298,7 +295,7 @@ class Judged(NamedTuple):
     data: bytes
 
 
-def run_all(target: Target, given: Sequence[bytes] | int, seconds: float, seed: int) -> Iterator[Judged]:
+def run_all(name: str, prepare: Prepare, given: Sequence[bytes] | int, seconds: float, seed: int) -> Iterator[Judged]:
     """Run a target in processes of its own, on *given* inputs or on so many mutations."""
     until, first = time.monotonic() + seconds, 0
     place = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir())
@@ -310,7 +307,7 @@ def run_all(target: Target, given: Sequence[bytes] | int, seconds: float, seed: 
             shutil.rmtree(here / "work", ignore_errors=True)
             (here / "work").mkdir()
             running.write_bytes(first.to_bytes(8, "little"))
-            child = Child(partial(_work, target, given, here, seed + turn, first, until), here / "stack")
+            child = Child(partial(_work, prepare, given, here, seed + turn, first, until), here / "stack")
             try:
                 ended = child.ended(ENDLESS)
             except BaseException:
@@ -326,32 +323,29 @@ def run_all(target: Target, given: Sequence[bytes] | int, seconds: float, seed: 
             if ended.status < 0:
                 yield Judged(first - 1, "death", _death(ended.status, ended.output), data[8:])
             elif ended.error or ended.status:
-                raise RuntimeError(f"{target.name}: the fuzzer failed:\n{ended.error}")
+                raise RuntimeError(f"{name}: the fuzzer failed:\n{ended.error}")
             if time.monotonic() > until or first >= (given if isinstance(given, int) else len(given)):
                 return
 
 
-def fuzz(target: Target, seconds: float, seed: int, keep: Path = CORPUS, runs: int = 1 << 60) -> Outcome:
+def fuzz(name: str, prepare: Prepare, seconds: float, seed: int, keep: Path, runs: int) -> Outcome:
     """Fuzz a target, and keep the first input of each fault."""
     faults, returned = Counter(), Counter()
     begin = time.monotonic()
-    for _, outcome, fault, data in run_all(target, runs, seconds, seed):
+    for _, outcome, fault, data in run_all(name, prepare, runs, seconds, seed):
         if fault is None:
             returned[outcome] += 1
             continue
         faults[fault.signature] += 1
         if faults[fault.signature] == 1:
-            print(f"  {target.name}: {fault.signature} ({' '.join(fault.detail.split())[:300]})", flush=True)
-            (keep / target.name).mkdir(parents=True, exist_ok=True)
-            (keep / target.name / f"{fault.signature}--{hashlib.sha256(data).hexdigest()[:8]}").write_bytes(data)
-    return Outcome(target.name, time.monotonic() - begin, faults, returned)
+            print(f"  {name}: {fault.signature} ({' '.join(fault.detail.split())[:300]})", flush=True)
+            (keep / name).mkdir(parents=True, exist_ok=True)
+            (keep / name / f"{fault.signature}--{hashlib.sha256(data).hexdigest()[:8]}").write_bytes(data)
+    return Outcome(name, time.monotonic() - begin, faults, returned)
 
 
-def replay(target: Target, paths: Sequence[Path]) -> dict[Path, Fault | None]:
+def replay(name: str, prepare: Prepare, corpus: Path) -> dict[Path, Fault | None]:
     """The fault of each kept input, as it is now."""
+    paths = sorted((corpus / name).glob("*--*"))
     inputs = [path.read_bytes() for path in paths]
-    return {paths[one.number]: one.fault for one in (run_all(target, inputs, 3600, 0) if paths else ())}
-
-
-def kept(name: str, corpus: Path = CORPUS) -> list[Path]:
-    return sorted(path for path in (corpus / name).glob("*--*"))
+    return {paths[one.number]: one.fault for one in (run_all(name, prepare, inputs, 3600, 0) if paths else ())}

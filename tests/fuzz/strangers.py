@@ -20,7 +20,7 @@ from tasks.tokenize.chat import chats_of
 from tasks.tokenize.engines import large_string_array
 from tasks.tokenize.rendering.processes import Renderers
 from tasks.tokenize.rendering.request import Limits, Settings
-from tests.fuzz.driver import Fuzzed, Target, WrongError, of_file, portable
+from tests.fuzz.driver import Fuzzed, WrongError, of_file, portable
 from tests.fuzz.mutators import either, havoc, json_values
 from tests.fuzz.thrift import parquet
 from tests.made import write_sequences
@@ -148,11 +148,11 @@ def _export(record: str) -> Any:
     return prepare
 
 
-STRANGERS = [
-    Target("conversations", _conversations),
-    Target("templates", _templates),
-    Target("kept-columns", _columns),
-    Target("ledger", _ledger),
-    Target("export-record", _export("export.json")),
-    Target("export-plan", _export("plan.json")),
-]
+STRANGERS = {
+    "conversations": _conversations,
+    "templates": _templates,
+    "kept-columns": _columns,
+    "ledger": _ledger,
+    "export-record": _export("export.json"),
+    "export-plan": _export("plan.json"),
+}

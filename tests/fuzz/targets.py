@@ -15,16 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numcodecs
 import numpy as np
 import pyarrow as pa
-import zarr
 import zstandard
 from blake3 import blake3
-from zarr.codecs import BloscCodec
 
 import flat_tokens
-from flat_tokens import LAYOUTS, TokenBatch
+from flat_tokens import LAYOUTS
 from flat_tokens.formats import FORMATS, open_any
 from flat_tokens.manifest import SPLITS, pointer_digest
 from flat_tokens.pages import pages_of
@@ -46,8 +43,10 @@ from tasks.output.pointer import read_pointer
 from tasks.output.versions import list_versions, pin, read_origin
 from tasks.shards.receipts import load_shard
 from tasks.text.documents import Tally, read_documents
+from tests.damage import change_file
 from tests.faults.support import build_here, settings_of, shards_stay, write_notes
-from tests.fuzz.driver import Fuzzed, Mutator, Target, WrongError, each, of_file, portable
+from tests.flat_tokens.test_reader import WAYS, plain
+from tests.fuzz.driver import Fuzzed, Mutator, Prepare, WrongError, each, of_file, portable
 from tests.fuzz.mutated_datasets import DATASETS
 from tests.fuzz.mutators import NUMBERS, OPCODES, either, havoc, json_values
 from tests.fuzz.strangers import STRANGERS
@@ -81,10 +80,12 @@ def of_files(paths: Mapping[bytes, Path], inner: Mutator, look: Callable[[bytes]
     return Fuzzed([name + b"\n" + contents[path] for name, path in paths.items()], mutate, run, (str(output),))
 
 
+NUMERIC = havoc(*NUMBERS)
+
 # Source files
 
 
-def source(name: str, file: str, seeds: Callable[[], list[bytes]], mutate: Any, **settings: Any) -> Target:
+def source(file: str, seeds: Callable[[], list[bytes]], mutate: Any, **settings: Any) -> Prepare:
     """A source file, found, unpacked, cut into slices and read as a build does it, under each policy for bad documents."""
 
     def prepare(work: Path) -> Fuzzed:
@@ -113,7 +114,7 @@ def source(name: str, file: str, seeds: Callable[[], list[bytes]], mutate: Any, 
 
         return Fuzzed(seeds(), mutate, run, (file,))
 
-    return Target(name, prepare)
+    return prepare
 
 
 TEXTS = [None if i % 7 == 5 else f"text {i} " * (i % 4) for i in range(24)]
@@ -239,9 +240,9 @@ def _pieces(work: Path) -> Fuzzed:
 SEQUENCES = [[1, 2], [3, 4, 5], [], [6, 7, 300], list(range(40))]
 
 
-def neighbour(name: str, mutated: str, mutate: Mutator, format: str | None = None, **options: Any) -> Target:
+def neighbour(format: str, mutated: str, mutate: Mutator = NUMERIC, **options: Any) -> Prepare:
     """A directory in a neighbour's format, one file of which is mutated; recognised, opened and read in every way."""
-    chosen = FORMATS[format or name]
+    chosen = FORMATS[format]
     settings = chosen.options(**options)
 
     def prepare(work: Path) -> Fuzzed:
@@ -264,27 +265,20 @@ def neighbour(name: str, mutated: str, mutate: Mutator, format: str | None = Non
                     split.sequence(0)
                     split.sequence(-1)
 
-        return of_file(path, mutate, read, lambda: read(format or name, settings), names=(str(work),))
+        return of_file(path, mutate, read, lambda: read(format, settings), names=(str(work),))
 
-    return Target(name, prepare)
+    return prepare
 
 
-def mds_shard(target: Target) -> Target:
+def _mds_shard(work: Path) -> Fuzzed:
     """The index says of the mutated shard the size that it has."""
+    fuzzed = neighbour("mds", "train/shard.00000.mds")(work)
 
-    def prepare(work: Path) -> Fuzzed:
-        fuzzed = target.prepare(work)
-        index = work / "data/train/index.json"
+    def run(data: bytes) -> None:
+        change_file(work / "data/train/index.json", {"shards": {0: {"raw_data": {"bytes": len(data)}}}})
+        fuzzed.run(data)
 
-        def run(data: bytes) -> None:
-            value = json.loads(index.read_bytes())
-            value["shards"][0]["raw_data"]["bytes"] = len(data)
-            index.write_text(json.dumps(value))
-            fuzzed.run(data)
-
-        return fuzzed._replace(run=run)
-
-    return Target(target.name, prepare)
+    return fuzzed._replace(run=run)
 
 
 def _pages(work: Path) -> Fuzzed:
@@ -308,8 +302,6 @@ def _built(work: Path) -> tuple[Path, Store]:
             build_here(settings_of(output, notes, split_seed=seed), 1)
     root = Store.at(output)
     pin(root, str(read_pointer(root).version), "kept")
-    flat_tokens.verify(output, "full")
-    assert len(list_versions(root)) == 2
     return output, root
 
 
@@ -496,16 +488,9 @@ def _zarr(work: Path) -> Fuzzed:
         write_sequences(work / layout, SEQUENCES, SEQUENCES[:2], layout=layout)
         (work / layout / "manifest.json").unlink()
         roots.append(work / layout)
-    for zarr_format in (2, 3):
-        roots.append(work / f"foreign{zarr_format}")
-        group = zarr.open_group(roots[-1], mode="w-", zarr_format=zarr_format)  # type: ignore[arg-type]
-        for split in SPLITS:
-            batch = TokenBatch.from_sequences(SEQUENCES)
-            part = group.create_group(split, attributes={"max_token_id": batch.max_token_id})
-            delta = {"filters": [numcodecs.Delta("i8")]} if zarr_format == 2 else {}
-            codec = numcodecs.Blosc("lz4", 5, numcodecs.Blosc.BITSHUFFLE) if zarr_format == 2 else BloscCodec(cname="lz4")
-            part.create_array("encoded_tokens", data=batch.encoded_tokens, chunks=(16,), compressors=[codec])
-            part.create_array("seq_starts", data=batch.seq_starts, chunks=(4,), compressors=[codec], **delta)
+    for name, way in (("foreign2", "v2 delta"), ("foreign3", "v3 blosc")):
+        plain(work / name, **WAYS[way])
+        roots.append(work / name)
     names = {path.relative_to(work).as_posix().encode(): path for root in roots for path in root.rglob("*") if path.is_file()}
     values, anything = json_values(), havoc(b"\x28\xb5\x2f\xfd", *NUMBERS)
 
@@ -568,40 +553,41 @@ def _yaml(work: Path) -> Fuzzed:
 
 
 NPY_WORDS = (b"'<u4'", b"'>u2'", b"'shape': (", b"999999999999999999,)", b"\x93NUMPY\x03\x00", b"True", b"'<f8'")
-_TARGETS = [
-    source("parquet", "mutated.parquet", parquet_seeds, either(parquet, parquet, havoc(*NUMBERS)), id_column="id"),
-    Target("pages", _pages),
-    source("arrow", "mutated.arrow", arrow_seeds, havoc(*NUMBERS), id_column="id"),
-    source("jsonl", "mutated.jsonl", jsonl_seeds, either(json_values(lines=True), havoc(*JSON_WORDS)), id_column="id"),
-    source("csv", "mutated.csv", lambda: CSV_SEEDS, havoc(*CSV_WORDS), id_column="id"),
-    source("packed", "mutated.jsonl", packed_seeds, havoc()),
-    source("paths", "mutated.jsonl", lambda: NESTED, havoc(*JSON_WORDS), text_column="doc.text", id_column="doc.id"),
-    source("tar", "mutated.tar", tar_seeds, havoc(b"ustar", b"\0" * 512, *JSON_WORDS[:4]), id_column="key"),
-    source("warc", "mutated.warc", warc_seeds, havoc(*WARC_WORDS), keep_columns=["url", "charset"]),
-    Target("pieces", _pieces),
-    source("text", "mutated.txt", lambda: [b"one\n\ntwo\n\nthree", b"---" * 20], havoc(b"---", b"\n\n"), document_separator="--"),
-    Target("manifest", _manifest),
-    Target("pointer", _pointer),
-    Target("receipts", _receipt),
-    Target("groups", _group),
-    Target("reports", _report),
-    Target("records", _records),
-    Target("zarr", _zarr),
-    Target("yaml", _yaml),
-    neighbour("pickled", "train.pbin", havoc(*OPCODES, *NUMBERS), "modalities", end_of_text=500),
-    neighbour("mds-index", "train/index.json", ANY_JSON, "mds"),
-    mds_shard(neighbour("mds-shard", "train/shard.00000.mds", havoc(*NUMBERS), "mds")),
-    neighbour("nanogpt", "train.bin", havoc(), end_of_text=500),
-    neighbour("npy", "edufineweb_train_000001.npy", havoc(*NPY_WORDS), "build-nanogpt", end_of_text=500),
-    neighbour("llm.c", "edufineweb_train_000001.bin", havoc(*NUMBERS), end_of_text=500),
-    neighbour("llm.c-llama-3", "edufineweb_train_000001.bin", havoc(*NUMBERS), end_of_text=500),
-    neighbour("jaxformer", "train_0000.npy", havoc(*NPY_WORDS), end_of_text=500),
-    neighbour("megatron", "train.idx", havoc(*NUMBERS), end_of_text=500),
-    neighbour("datatrove", "train/00000_train.ds.index", havoc(*NUMBERS), end_of_text=500),
-    neighbour("olmo-core", "train/part-00000.csv.gz", havoc(*NUMBERS), end_of_text=500),
-    neighbour("litdata-index", "train/index.json", ANY_JSON, "litdata"),
-    neighbour("litdata", "train/chunk-0-0.bin", havoc(*NUMBERS)),
-    neighbour("parquet-lists", "train-00000-of-00001.parquet", either(parquet, parquet, havoc(*NUMBERS)), "parquet"),
-    neighbour("arrow-lists", "train/data-00000-of-00001.arrow", havoc(*NUMBERS), "arrow"),
-]
-TARGETS = {target.name: target for target in (*_TARGETS, *DATASETS, *STRANGERS)}
+TARGETS: dict[str, Prepare] = {
+    "parquet": source("mutated.parquet", parquet_seeds, either(parquet, parquet, NUMERIC), id_column="id"),
+    "pages": _pages,
+    "arrow": source("mutated.arrow", arrow_seeds, NUMERIC, id_column="id"),
+    "jsonl": source("mutated.jsonl", jsonl_seeds, either(json_values(lines=True), havoc(*JSON_WORDS)), id_column="id"),
+    "csv": source("mutated.csv", lambda: CSV_SEEDS, havoc(*CSV_WORDS), id_column="id"),
+    "packed": source("mutated.jsonl", packed_seeds, havoc()),
+    "paths": source("mutated.jsonl", lambda: NESTED, havoc(*JSON_WORDS), text_column="doc.text", id_column="doc.id"),
+    "tar": source("mutated.tar", tar_seeds, havoc(b"ustar", b"\0" * 512, *JSON_WORDS[:4]), id_column="key"),
+    "warc": source("mutated.warc", warc_seeds, havoc(*WARC_WORDS), keep_columns=["url", "charset"]),
+    "pieces": _pieces,
+    "text": source("mutated.txt", lambda: [b"one\n\ntwo\n\nthree", b"---" * 20], havoc(b"---", b"\n\n"), document_separator="--"),
+    "manifest": _manifest,
+    "pointer": _pointer,
+    "receipts": _receipt,
+    "groups": _group,
+    "reports": _report,
+    "records": _records,
+    "zarr": _zarr,
+    "yaml": _yaml,
+    "pickled": neighbour("modalities", "train.pbin", havoc(*OPCODES, *NUMBERS), end_of_text=500),
+    "mds-index": neighbour("mds", "train/index.json", ANY_JSON),
+    "mds-shard": _mds_shard,
+    "nanogpt": neighbour("nanogpt", "train.bin", havoc(), end_of_text=500),
+    "npy": neighbour("build-nanogpt", "edufineweb_train_000001.npy", havoc(*NPY_WORDS), end_of_text=500),
+    "llm.c": neighbour("llm.c", "edufineweb_train_000001.bin", end_of_text=500),
+    "llm.c-llama-3": neighbour("llm.c-llama-3", "edufineweb_train_000001.bin", end_of_text=500),
+    "jaxformer": neighbour("jaxformer", "train_0000.npy", havoc(*NPY_WORDS), end_of_text=500),
+    "megatron": neighbour("megatron", "train.idx", end_of_text=500),
+    "datatrove": neighbour("datatrove", "train/00000_train.ds.index", end_of_text=500),
+    "olmo-core": neighbour("olmo-core", "train/part-00000.csv.gz", end_of_text=500),
+    "litdata-index": neighbour("litdata", "train/index.json", ANY_JSON),
+    "litdata": neighbour("litdata", "train/chunk-0-0.bin"),
+    "parquet-lists": neighbour("parquet", "train-00000-of-00001.parquet", either(parquet, parquet)),
+    "arrow-lists": neighbour("arrow", "train/data-00000-of-00001.arrow"),
+    **DATASETS,
+    **STRANGERS,
+}

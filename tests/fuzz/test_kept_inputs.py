@@ -5,27 +5,24 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.fuzz.driver import CORPUS, LEFT, clear
+from tests.processes import ROOT, python, until
 
-ROOT = Path(__file__).parents[2]
 
-
-def fuzz(*arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.fuzz", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
+def fuzz(*arguments: str) -> str:
+    """What the fuzzers say that find no fault."""
+    done = python("-m", "tests.fuzz", *arguments, timeout=580)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 @pytest.mark.slow
 def test_inputs_that_were_kept_break_nothing():
-    done = fuzz("--replay", timeout=580)
-    assert done.returncode == 0, done.stderr
-    faults = {name: fault for name, *fault in map(json.loads, done.stdout.splitlines())}
+    faults = {name: fault for name, *fault in map(json.loads, fuzz("--replay").splitlines())}
     assert {name: fault for name, fault in faults.items() if fault != [None, None]} == {}
     assert sorted(faults) == sorted(path.relative_to(CORPUS).as_posix() for path in CORPUS.glob("*/*--*"))
 
@@ -33,16 +30,13 @@ def test_inputs_that_were_kept_break_nothing():
 @pytest.mark.slow
 def test_what_a_killed_driver_leaves_is_removed_by_the_next_one(tmp_path):
     command = [sys.executable, "-m", "tests.fuzz", "--seconds", "300", "--keep", str(tmp_path), "groups"]
-    driver = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)})
+    driver = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "TMPDIR": str(tmp_path)})
     places = (Path("/dev/shm"), tmp_path)
 
     def left() -> list[Path]:
         return [path for place in places for path in place.glob(f"{LEFT}{driver.pid}-*")]
 
-    until = time.monotonic() + 200
-    while not left():
-        assert time.monotonic() < until
-        time.sleep(0.1)
+    until(left, "nothing is fuzzed")
     driver.kill()
     driver.wait()
     assert left()
@@ -57,8 +51,7 @@ def test_some_fuzzing_finds_no_other_faults(tmp_path):
     from tests.fuzz.targets import TARGETS
 
     targets = [name for name in TARGETS if not name.startswith("dataset-")]
-    done = fuzz("--seconds", "120", "--runs", "10", "--seed", "0", "--keep", str(tmp_path), *targets, timeout=580)
-    assert done.returncode == 0, done.stdout + done.stderr
+    fuzz("--seconds", "120", "--runs", "10", "--seed", "0", "--keep", str(tmp_path), *targets)
 
 
 @pytest.mark.slow
@@ -68,7 +61,5 @@ def test_some_mutations_of_datasets_are_found_and_never_misread(tmp_path):
     """
     from tests.fuzz.mutated_datasets import DATASETS
 
-    names = [target.name for target in DATASETS]
-    done = fuzz("--runs", "12", "--seconds", "80", "--seed", "2", "--keep", str(tmp_path), *names, timeout=540)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.findall(r"^\| (dataset-\S+) \| 12 \|", done.stdout, re.M)[: len(names)] == names, done.stdout
+    said = fuzz("--runs", "12", "--seconds", "80", "--seed", "2", "--keep", str(tmp_path), *DATASETS)
+    assert re.findall(r"^\| (dataset-\S+) \| 12 \|", said, re.M)[: len(DATASETS)] == [*DATASETS], said

@@ -1,10 +1,6 @@
 """Records of any size at an output: none is read that does not fit into memory."""
 
-import subprocess
-import sys
-from pathlib import Path
-
-ROOT = Path(__file__).parents[2]
+from tests.processes import python
 
 WITHIN = """
 import resource, sys
@@ -38,6 +34,5 @@ def test_records_of_gigabytes_are_not_read(tmp_path):
     """In a process that may have one gigabyte."""
     records = ", ".join(f"({name!r}, lambda: {call})" for name, _, call in UNLIMITED)
     code = WITHIN.format(imports="\n".join(imports for _, imports, _ in UNLIMITED), records=f"[{records}]")
-    command = [sys.executable, "-c", code, str(tmp_path / "out")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = python("-c", code, str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
