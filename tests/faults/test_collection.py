@@ -3,7 +3,7 @@
 import os
 import shutil
 import threading
-import traceback
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from tasks.garbage import Policy, collect
 from tasks.output.versions import list_versions, unpin
 from tests.faults.power_loss import tree_of
 from tests.faults.support import build_here, digests, receipts, settings_of, staged, version_digests, write_notes
-from tests.processes import in_threads
 from tests.refusal import refusal
 
 EVERYTHING = Policy(keep_versions=1, grace_days=0)
@@ -26,27 +25,22 @@ def test_builds_and_collections_at_once_do_not_disturb_each_other(tmp_path):
     root = tmp_path / "out"
     paths = [write_notes(tmp_path / "in" / f"{name}.jsonl", 6) for name in ("a", "b", "c")]
     ended = threading.Event()
-    faults = []
 
     def collect_all_the_time() -> None:
-        try:
-            while not ended.is_set():
-                collect(Store.at(root), EVERYTHING, delete=True)
-        except BaseException:
-            faults.append(traceback.format_exc())
+        while not ended.is_set():
+            collect(Store.at(root), EVERYTHING, delete=True)
 
     build_here(settings_of(root, paths[0], slice_bytes=400))
-    thread = threading.Thread(target=collect_all_the_time)
-    thread.start()
-    try:
-        for turn in range(4):
-            chosen = [paths[turn % 3], paths[(turn + 1) % 3]]
-            result = build_here(settings_of(root, *chosen, slice_bytes=400, split_seed=turn))
-            assert flat_tokens.verify(root, "full").path == result.path
-    finally:
-        ended.set()
-        thread.join()
-    assert faults == []
+    with ThreadPoolExecutor() as beside:
+        collecting = beside.submit(collect_all_the_time)
+        try:
+            for turn in range(4):
+                chosen = [paths[turn % 3], paths[(turn + 1) % 3]]
+                result = build_here(settings_of(root, *chosen, slice_bytes=400, split_seed=turn))
+                assert flat_tokens.verify(root, "full").path == result.path
+        finally:
+            ended.set()
+    collecting.result()
     calm = tmp_path / "calm"
     build_here(settings_of(calm, *chosen, slice_bytes=400, split_seed=3))
     assert version_digests(root, result.version) == version_digests(calm, result.version)
@@ -60,25 +54,15 @@ def test_collections_at_once_do_not_disturb_each_other(tmp_path):
     """Nor do lists of the versions: what another one has just removed is no error."""
     root = tmp_path / "out"
     first = build_here(settings_of(root, write_notes(tmp_path / "in/a.jsonl", 2)))
-    faults = []
-
-    def collect_once(barrier: threading.Barrier, last: int) -> None:
-        barrier.wait()
-        try:
-            if last == 2:
-                list_versions(Store.at(root))
-            else:
-                collect(Store.at(root), EVERYTHING, delete=True)
-        except BaseException:
-            faults.append(traceback.format_exc())
-
+    collected = partial(collect, Store.at(root), EVERYTHING, delete=True)
     for turn in range(3):
         for i in range(8):
             shutil.copytree(first.path, root / "versions" / f"{turn}-{i}")
-        barrier = threading.Barrier(3)
-        in_threads(partial(collect_once, barrier), range(3))
-    collect(Store.at(root), EVERYTHING, delete=True)
-    assert faults == []
+        with ThreadPoolExecutor() as threads:
+            at_once = [threads.submit(act) for act in (collected, collected, partial(list_versions, Store.at(root)))]
+        for one in at_once:
+            one.result()
+    collected()
     assert os.listdir(root / "versions") == [first.version]
     assert staged(root) == []
 
