@@ -16,8 +16,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.benchmarks.bench import HERE, ROOT, SHARED, Bench, commit, machine, versions, watched_load
-from tests.benchmarks.page import Section, page, rendered, title_of
+from tests.benchmarks.bench import HERE, ROOT, SHARED, Bench, commit, greatest, machine, seconds_elsewhere, versions
+from tests.benchmarks.page import page, rendered, title_of
 
 TABLES = (
     "build",
@@ -84,11 +84,12 @@ def measure(bench: Bench, names: Sequence[str], path: Path, command: str) -> int
         print(f"{name} ...", file=sys.stderr, flush=True)
         begin = time.perf_counter()
         try:
-            section = measured_section(bench, name, command)
+            measured[titles[name]] = measured_section(bench, name, command)
         except (RuntimeError, OSError, ValueError) as error:
             print(f"{name} failed: {error}", file=sys.stderr, flush=True)
             continue
-        measured[titles[name]] = rendered(section)
+        finally:
+            bench.clear()
         path.write_text(page(list(titles.values()), measured, before), "utf-8")
         print(f"{name}: {time.perf_counter() - begin:.0f} s", file=sys.stderr, flush=True)
     if set(names) == set(TABLES):  # a table that failed leaves no older figures behind
@@ -96,19 +97,20 @@ def measure(bench: Bench, names: Sequence[str], path: Path, command: str) -> int
     return int(len(measured) < len(names))
 
 
-def measured_section(bench: Bench, name: str, command: str) -> Section:
+def measured_section(bench: Bench, name: str, command: str) -> str:
     """Measure a table."""
     module = importlib.import_module(f"tests.benchmarks.{name}")
-    begin = time.perf_counter()
-    with watched_load() as loads:
+    begin, busy, load = time.perf_counter(), seconds_elsewhere(), os.getloadavg()[0]
+    with greatest(lambda: os.getloadavg()[0], 2) as during:
         grids = module.measure(bench)
-    load, seconds = loads[0], time.perf_counter() - begin
+    seconds = time.perf_counter() - begin
+    others = max(0.0, seconds_elsewhere() - busy) / seconds
     stamp = (
         f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}, {commit()}; {machine()}; {versions(module.PACKAGES)}."
-        f" Load {load.before:.1f} before, {load.during:.1f} during; other processes took {load.others:.2f} cores."
+        f" Load {load:.1f} before, {during[0]:.1f} during; other processes took {others:.2f} cores."
         f" {seconds:,.0f} s{', quick sizes: no figures to quote' if bench.quick else ''}."
     )
-    return Section(about_of(name), f"{command} --only {name}", textwrap.fill(stamp, 130), grids)
+    return rendered(about_of(name), f"{command} --only {name}", textwrap.fill(stamp, 130), grids)
 
 
 def about_of(name: str) -> str:

@@ -2,10 +2,10 @@
 
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import re
-import resource
 import shutil
 import signal
 import statistics
@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -31,6 +31,7 @@ REST_SECONDS = 3.0
 """Rest before a timed process, for the disk to finish what the last one left to it."""
 
 T = TypeVar("T")
+Number = TypeVar("Number", int, float)
 
 
 class Grid(NamedTuple):
@@ -86,6 +87,8 @@ class Bench:
     """Directories of text; none of them: what is installed."""
     no_installs: bool
     """Without the peers, which are installed from a package index."""
+    made: set[Path] = field(default_factory=set)
+    """What goes with the table that is measured."""
 
     def size(self, full: T, quick: T) -> T:
         """The one of two sizes that this run is made with."""
@@ -116,11 +119,17 @@ class Bench:
         return self.corpus.first(count, self.scratch / f"{self.corpus.directory.name}-of-{count}-files")
 
     def fresh(self, name: str) -> Path:
-        """A path below the scratch directory where nothing is."""
+        """A path below the scratch directory where nothing is. What comes there goes with the table."""
         path = self.scratch / name
         shutil.rmtree(path, ignore_errors=True)
         self.scratch.mkdir(parents=True, exist_ok=True)
+        self.made.add(path)
         return path
+
+    def clear(self) -> None:
+        """Remove what a table made."""
+        while self.made:
+            shutil.rmtree(self.made.pop(), ignore_errors=True)
 
     def run(self, command: Sequence[object], *clear: Path) -> Whole:
         """Run a program with nothing at the paths of *clear*, after a rest; as *run_whole*."""
@@ -156,8 +165,10 @@ class Bench:
 
     def peer(self, pins: str, *more: str) -> Path:
         """The interpreter of a peer's environment, by the name of its pins, with *more* packages, installed where it is not.
-        RuntimeError where it cannot be.
+        RuntimeError where it cannot be, or none is wanted.
         """
+        if self.no_installs:
+            raise RuntimeError("left out: --no-installs")
         directory = self.scratch / "environments" / "-".join([pins, *(package.partition("==")[0] for package in more)])
         interpreter, done, wanted = directory / "bin/python", directory / "installed.txt", HERE / "peer_programs" / f"{pins}.txt"
         if not done.exists() or done.read_bytes() != wanted.read_bytes():
@@ -262,49 +273,44 @@ def warm(paths: Iterable[Path]) -> None:
                 pass
 
 
-class Load(NamedTuple):
-    """Load of the machine: the one-minute average before, its greatest value during, and the cores that other processes used."""
-
-    before: float
-    during: float
-    others: float
-
-
 @contextmanager
-def watched_load() -> Iterator[list[Load]]:
-    """Watch the load while a table is measured; the list holds it at the end."""
-    found: list[Load] = []
-    ended = threading.Event()
-    greatest = before = os.getloadavg()[0]
+def greatest(look: Callable[[], Number], seconds: float) -> Iterator[list[Number]]:
+    """The greatest value of so many looks while the block runs, one in so many seconds: the item of a list."""
+    found, ended = [look()], threading.Event()
 
     def watch() -> None:
-        nonlocal greatest
-        while not ended.wait(2):
-            greatest = max(greatest, os.getloadavg()[0])
+        while not ended.wait(seconds):
+            found[0] = max(found[0], look())
 
     watching = threading.Thread(target=watch, daemon=True)
     watching.start()
-    begin, busy, own = time.perf_counter(), _busy_seconds(), _own_seconds()
     try:
         yield found
     finally:
         ended.set()
         watching.join()
-        elsewhere = (_busy_seconds() - busy) - (_own_seconds() - own)
-        cores = max(0.0, elsewhere / (time.perf_counter() - begin))
-        found.append(Load(before, max(greatest, os.getloadavg()[0]), cores))
 
 
-def _busy_seconds() -> float:
-    """Processor seconds of the whole machine since it started, idle and waiting not counted."""
+def seconds_elsewhere() -> float:
+    """Processor seconds of the whole machine since it started, idle and waiting not counted, without those of this process and
+    of all its children that ended.
+    """
     user, nice, system, _, _, irq, soft, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
-    return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
+    return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
 
 
-def _own_seconds() -> float:
-    """Processor seconds of this process and of all children that ended."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
+def best(sides: Mapping[str, tuple[Callable[[], object], int]], passes: int) -> dict[str, tuple[float, float]]:
+    """Least seconds a call of each side, by the clock and of a processor, the sides in turn: {name: (pass over all calls, number
+    of calls)}.
+    """
+    found = dict.fromkeys(sides, (math.inf, math.inf))
+    for _ in range(passes):
+        for name, (run, calls) in sides.items():
+            begin, busy = time.perf_counter(), time.process_time()
+            run()
+            taken, busy = time.perf_counter() - begin, time.process_time() - busy
+            found[name] = min(found[name][0], taken / calls), min(found[name][1], busy / calls)
+    return found
 
 
 def machine() -> str:

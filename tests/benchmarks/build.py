@@ -35,7 +35,6 @@ def sides_of(bench: Bench, text: Corpus, published: bool) -> dict[str, Runs]:
     runs = bench.in_turn({"floor": (python(HERE / "floor.py", *where), output), "build": (build, output)})
     if published:
         runs["published way"] = Runs([bench.run(python(HERE / "published_way.py", *where), output)])
-    bench.fresh("output")
     return runs
 
 

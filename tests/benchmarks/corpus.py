@@ -169,6 +169,12 @@ def up_to(left: Iterator[tuple[str, str, int]], wanted: int) -> Iterator[tuple[s
         yield document
 
 
+def texts_in(paths: Iterable[Path]) -> Iterator[str]:
+    """The texts of Parquet files."""
+    for path in paths:
+        yield from pq.read_table(path, columns=["text"])["text"].to_pylist()
+
+
 def as_json_lines(corpus: Corpus, path: Path) -> Path:
     """Write the corpus as JSON lines, an object with `text` and `id` a line, in its order; return the path."""
     with path.open("w", encoding="utf-8") as lines:

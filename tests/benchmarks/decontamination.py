@@ -12,7 +12,6 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -46,18 +45,10 @@ Path(output).write_text(json.dumps(removed))
 """
 
 
-class Planted(NamedTuple):
-    """Text with questions in it: its directory, the file of the questions, how many bytes, and which documents have a match."""
-
-    directory: Path
-    questions: Path
-    documents: int
-    text_bytes: int
-    planted: set[str]
-
-
-def planted(files: list[Path], directory: Path) -> Planted:
-    """Copies of Parquet files whose documents have questions here and there."""
+def planted(files: list[Path], directory: Path) -> tuple[int, int, set[str]]:
+    """Copies of Parquet files whose documents have questions here and there, which are in a file beside them. How many documents
+    and bytes of text there are, and which documents have a match.
+    """
     directory.mkdir(parents=True)
     dice = random.Random(0)
     tables = [pq.read_table(path, columns=["id", "text"]) for path in files]
@@ -82,39 +73,36 @@ def planted(files: list[Path], directory: Path) -> Planted:
                     found.add(identity)
         text_bytes += sum(len(text.encode()) for text in texts)
         pq.write_table(pa.table({"id": table["id"], "text": texts}), directory / path.name, compression="zstd")
-    return Planted(directory, directory / "questions.jsonl", number, text_bytes, found)
+    return number, text_bytes, found
 
 
-def programs(bench: Bench, text: Planted) -> Iterator[tuple[str, list[object]]]:
+def programs(bench: Bench, directory: Path, output: Path) -> Iterator[tuple[str, list[object]]]:
     """Each program by its name. A peer that cannot be installed is left out."""
-    yield "`decontaminate`", [*python("-c", STEP), text.directory, text.questions]
-    if bench.no_installs:
-        return
+    words = [directory, directory / "questions.jsonl", output]
+    yield "`decontaminate`", [*python("-c", STEP), *words]
     try:
         interpreter = bench.peer("datatrove", *OTHERS)
     except RuntimeError:
         return
     program = HERE / "peer_programs" / "decontaminate_with_datatrove.py"
-    for name, words in (("datatrove, words between spaces", "spaces"), ("datatrove, spaCy's words", "spacy")):
-        yield name, [interpreter, program, text.directory, text.questions, words]
+    for name, kind in (("datatrove, words between spaces", "spaces"), ("datatrove, spaCy's words", "spacy")):
+        yield name, [interpreter, program, *words, kind]
 
 
 def measure(bench: Bench) -> list[Grid]:
     files = sorted((SHARED / "corpus").glob("*.parquet"))
     if not files:
         raise FileNotFoundError(f"{SHARED / 'corpus'}: there are no Parquet files")
-    text = planted(files[:1], bench.fresh("decontamination"))
-    output, rows = bench.scratch / "removed.json", list[list[object]]()
-    first = 0.0
-    for name, command in programs(bench, text):
-        order = [*command[:-1], output, command[-1]] if "datatrove" in name else [*command, output]
-        cpu = bench.runs(order).median("cpu")
+    directory, rows, first = bench.fresh("decontamination"), list[list[object]](), 0.0
+    documents, text_bytes, matches = planted(files[:1], directory)
+    output = directory / "removed.json"
+    for name, command in programs(bench, directory, output):
+        cpu = bench.runs(command).median("cpu")
         removed = set(json.loads(output.read_text()))
-        output.unlink()
         first = first or cpu
-        found = f"{len(removed & text.planted):,} of {len(text.planted):,}"
-        others = len(removed - text.planted)
-        rows.append([name, f"{cpu:.1f}", f"{text.text_bytes / 1e6 / cpu:.1f}", f"{cpu / first:.0f} times", found, others])
+        found = f"{len(removed & matches):,} of {len(matches):,}"
+        others = len(removed - matches)
+        rows.append([name, f"{cpu:.1f}", f"{text_bytes / 1e6 / cpu:.1f}", f"{cpu / first:.0f} times", found, others])
     header = ["", "processor, s", "MB/s of text a core", "this / step", "planted documents found", "others found"]
-    about = f"{text.text_bytes / 1e6:,.0f} MB of text in {text.documents:,} documents, {QUESTIONS:,} questions."
+    about = f"{text_bytes / 1e6:,.0f} MB of text in {documents:,} documents, {QUESTIONS:,} questions."
     return [Grid(header, rows, about)]

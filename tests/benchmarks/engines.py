@@ -42,15 +42,18 @@ def texts_of(corpus: Corpus, wanted: int) -> list[pa.LargeStringArray]:
     return found
 
 
-def timed(encode: Encode, texts: Sequence[pa.LargeStringArray]) -> tuple[float, list[Tokens]]:
-    """Seconds of a pass over all texts, and its tokens, in arrays of their own."""
-    seconds, tokens = 0.0, []
-    for batch in texts:
-        begin = time.perf_counter()
-        found = encode(batch)
-        seconds += time.perf_counter() - begin
-        tokens.append(Tokens(found.ids.copy(), np.array(found.offsets)))
-    return seconds, tokens
+def timed(encode: Encode, texts: Sequence[pa.LargeStringArray], passes: int) -> tuple[list[float], list[Tokens]]:
+    """Seconds of each pass over all texts, and the tokens of the last, in arrays of their own."""
+    times = []
+    for _ in range(passes):
+        seconds, tokens = 0.0, []
+        for batch in texts:
+            begin = time.perf_counter()
+            found = encode(batch)
+            seconds += time.perf_counter() - begin
+            tokens.append(Tokens(found.ids.copy(), np.array(found.offsets)))
+        times.append(seconds)
+    return times, tokens
 
 
 def measure(bench: Bench) -> list[Grid]:
@@ -66,16 +69,15 @@ def measure(bench: Bench) -> list[Grid]:
     rows = []
     for name, shown in names.items():
         tokenizer = load_tokenizer(TokenizerConfig(name=name))
-        slow, expected = timed(tokenizer.reference, texts)
-        reference = min([slow, *(timed(tokenizer.reference, texts)[0] for _ in range(bench.times - 1))])
+        slow, expected = timed(tokenizer.reference, texts, bench.times)
+        reference = min(slow)
         speeds = ["–", "–", "–", "–"]
         if tokenizer.make_fast is not None:
-            fast = tokenizer.make_fast()
-            first, tokens = timed(fast, texts)
-            best = min(first, *(timed(fast, texts)[0] for _ in range(bench.times)))
+            fast, tokens = timed(tokenizer.make_fast(), texts, 1 + bench.times)
+            best = min(fast)
             pairs = zip(tokens, expected, strict=True)
             same = all(np.array_equal(a.ids, b.ids) and np.array_equal(a.offsets, b.offsets) for a, b in pairs)
-            speeds = [f"{size / first:,.1f}", f"{size / best:,.1f}", f"{reference / best:.1f} times", "yes" if same else "no"]
+            speeds = [f"{size / fast[0]:,.1f}", f"{size / best:,.1f}", f"{reference / best:.1f} times", "yes" if same else "no"]
         samples = [text for batch in texts[:1] for text in batch[:64].to_pylist()]
         used = "fast" if may_use_fast_engine(tokenizer, "auto", samples) else "reference"
         count = sum(len(one.ids) for one in expected)

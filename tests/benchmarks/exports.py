@@ -47,6 +47,4 @@ def measure(bench: Bench) -> list[Grid]:
         rows.append(
             [name, f"{size / 1e6:,.0f}", f"{best.seconds:.2f}", f"{size / 1e6 / best.seconds:.0f}", f"{best.peak / 1e6:.0f}"]
         )
-    bench.fresh("exports")
-    bench.fresh("exported")
     return [Grid(["format", "MB of output", "s", "MB/s", "peak memory MB"], rows, f"The disk: {speed:,.0f} MB/s.")]

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.benchmarks.bench import Bench, Grid, bytes_below, flows
-from tests.benchmarks.corpus import Corpus
+from tests.benchmarks.corpus import Corpus, texts_in
 
 PACKAGES = ("prefect", "tiktoken", "gigatoken", "numpy", "pyarrow")
 
@@ -38,7 +38,7 @@ def write_conversations(corpus: Corpus, directory: Path) -> None:
     directory.mkdir()
     (directory / "chat.jinja").write_text("{% for one in messages %}{{ one.role }}: {{ one.content }}\n{% endfor %}")
     for path in corpus.paths:
-        text = "\n".join(pq.read_table(path, columns=["text"])["text"].to_pylist())
+        text = "\n".join(texts_in([path]))
         pieces = [text[i : i + MESSAGE].strip() or "." for i in range(0, len(text), MESSAGE)]
         turns = [{"role": ("user", "assistant")[i % 2], "content": piece} for i, piece in enumerate(pieces)]
         found = [turns[i : i + MESSAGES] for i in range(0, len(turns), MESSAGES)]
@@ -59,6 +59,4 @@ def measure(bench: Bench) -> list[Grid]:
         runs = bench.runs(flows("build", path), output)
         written = runs.median("written") / bytes_below(output / "versions")
         rows.append([name, *(f"{figure:.2f}" for figure in (runs.median(), runs.median("cpu"), written))])
-    bench.fresh("features-output")
-    bench.fresh("chat")
     return [Grid(["one Parquet source", "s", "processor, s", "written / version"], rows)]

@@ -58,7 +58,6 @@ def measure(bench: Bench) -> list[Grid]:
     before, cached.FIRST_LATE, cached.LATE_FACTOR = (cached.FIRST_LATE, cached.LATE_FACTOR), 1e9, 1e9
     rows.append(["the same without second requests", *consumed(url, {**cache, "cache": root / "other"}, ORDER)])
     cached.FIRST_LATE, cached.LATE_FACTOR = before
-    bench.fresh("from-store")
     header = ["", "first batch", "first buffer", "batches", "waits", "longest", "waited in all", "GB/s"]
     return [Grid(header, rows), Grid(["block", "blocks of a buffer", "batch", "measured", "by the formula"], [*randomness()])]
 

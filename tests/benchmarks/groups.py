@@ -30,5 +30,4 @@ def measure(bench: Bench) -> list[Grid]:
         spread_out = finished(started.build(config))
     seconds = [build["seconds"]["tokenize"] / build["slices"] for build in (alone, spread_out)]
     row = [spread_out["slices"], *(f"{of_each:.1f}" for of_each in seconds), f"{seconds[1] - seconds[0]:.1f}"]
-    bench.fresh("groups")
     return [Grid(["groups", "alone, s a slice", "as groups, s each", "more, s"], [row])]

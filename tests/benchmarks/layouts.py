@@ -28,5 +28,4 @@ def measure(bench: Bench) -> list[Grid]:
         size = bytes_below(version)
         speed = text.text_bytes / 1e6 / done.seconds
         rows.append([f"`{layout}`", f"{tokens:,}", f"{size / 1e6:,.0f}", f"{size / tokens:.2f}", f"{speed:.0f}"])
-    bench.fresh("layout")
     return [Grid(["layout", "tokens", "MB", "bytes per token", "MB/s of text"], rows)]

@@ -11,6 +11,7 @@ Below, clusters of made-up signatures, one in ten a near copy. Peak memory is wi
 as the system keeps it in memory.
 """
 
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ import pyarrow.parquet as pq
 from flat_tokens.tools.corpus import open_corpus
 from flat_tokens.tools.documents import table_of
 from tests.benchmarks.bench import HERE, SHARED, Bench, Grid, Whole, flows, python
+from tests.benchmarks.corpus import texts_in
 from tests.benchmarks.planted import planted, right_links, shingles_of, similar_pairs
 
 PACKAGES = ("numpy", "pyarrow")
@@ -55,8 +57,8 @@ print(int((labels != np.arange(count)).sum()))
 
 def measure(bench: Bench) -> list[Grid]:
     paths = sorted((SHARED / "corpus").glob("*.parquet")) or bench.share(0.1).paths
-    texts = [text for path in paths[: bench.size(None, 1)] for text in pq.read_table(path)["text"].to_pylist()]
-    texts = planted(texts[: bench.size(None, 1500)], round(COPIES * len(texts[: bench.size(None, 1500)])))
+    texts = [*itertools.islice(texts_in(paths), bench.size(None, 1500))]
+    texts = planted(texts, round(COPIES * len(texts)))
     directory = _written(bench, texts)
     truth = similar_pairs(shingles_of(texts), THRESHOLD)
     output, plain, theirs = (bench.fresh(f"near-{name}") for name in ("output", "plain", "theirs"))
@@ -68,9 +70,8 @@ def measure(bench: Bench) -> list[Grid]:
     }
     rows = []
     try:
-        if not bench.no_installs:
-            peer = HERE / "peer_programs" / "near_duplicates_with_datatrove.py"
-            commands["datatrove"] = [bench.peer("datatrove"), peer, directory, theirs, 1], theirs
+        peer = HERE / "peer_programs" / "near_duplicates_with_datatrove.py"
+        commands["datatrove"] = [bench.peer("datatrove"), peer, directory, theirs, 1], theirs
     except RuntimeError as error:
         rows.append(["datatrove", str(error), *["–"] * 4])
     shares = {"build without": ["–", "–"]}

@@ -13,7 +13,6 @@ import os
 import re
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ import pytest
 from pyarrow import feather
 
 from flat_tokens.stores.store import Store
-from tests.benchmarks.bench import Bench, Grid
+from tests.benchmarks.bench import Bench, Grid, greatest
 from tests.faults.stores import BUCKETS, Bucket
 from tests.faults.support import build_here, write_notes
 
@@ -60,7 +59,6 @@ def measure(bench: Bench) -> list[Grid]:
             for place in ("S3", "HTTP")
             for keep in (True, "auto")
         ]
-    bench.fresh("object-store")
     header = ["files", "output", "requests", "GET of a file", "other GET", "HEAD", "PUT", "POST", "DELETE"]
     return [Grid(["", "slices", "requests", "below `_cache`", "of these, a slice"], rows), Grid(header, small), Grid(WIDE, wide)]
 
@@ -84,19 +82,14 @@ def of_wide_table(bucket: Bucket, rows: int, kind: str, place: str, keep: bool |
     source = {"path": f"{url}/{path.name}", "id_column": "id"}
     bucket.proxy.requests.clear()
     begun = time.perf_counter()
-    with ThreadPoolExecutor(1) as beside:
-        building = beside.submit(build_here, {**places, "source": source, "tokenizer": "bytes"})
-        most = 0
-        while not building.done():
-            most = max(most, taken_below(own))
-            time.sleep(0.02)
-        building.result()
+    with greatest(lambda: taken_below(own), 0.02) as most:
+        build_here({**places, "source": source, "tokenizer": "bytes"})
     seconds = time.perf_counter() - begun
     whole = f"bytes=0-{path.stat().st_size}"
     asked_for = [header or whole for method, url, header in bucket.proxy.requests if method == "GET" and path.name in url]
     spans = filter(None, (re.fullmatch(r"bytes=(\d+)-(\d+)", header) for header in asked_for))
     asked = sum(min(int(span[2]) + 1, path.stat().st_size) - int(span[1]) for span in spans)
-    sizes = path.stat().st_size, table.select(["text", "id"]).nbytes, asked, most, taken_below(own)
+    sizes = path.stat().st_size, table.select(["text", "id"]).nbytes, asked, most[0], taken_below(own)
     return [kind, place, "yes" if keep is True else "no", *(f"{size / 1e6:.1f} MB" for size in sizes), f"{seconds:.1f} s"]
 
 

@@ -16,7 +16,7 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tests.benchmarks.bench import Bench, Grid, Runs, Whole, python, run_whole, spread
 from tests.faults.inject import processor_seconds
@@ -62,20 +62,10 @@ def knows_all(server: Pool) -> bool:
     return bool(last) and task_runs(server, **completed) == task_runs(server)
 
 
-class Watched(NamedTuple):
-    """Seconds of a build's tokenize stage alone and with a server, and what the latter has taken."""
-
-    alone: float
-    watched: float
-    whole: Whole
-    task_runs: int
-    cpu_seconds: float
-    database_mb: float
-    seconds_behind: float
-
-
-def in_turn(bench: Bench, scratch: Path, slices: int, number: int) -> Watched:
-    """Build alone, then with a server that is started for it."""
+def in_turn(bench: Bench, scratch: Path, slices: int, number: int) -> tuple[float, float, Whole, int, float, float, float]:
+    """Build alone, then with a server that is started for it. Seconds of the tokenize stage alone and with the server, the latter
+    build, its task runs, the server's processor seconds, MB of its database, and for how many seconds it was behind.
+    """
     _, alone = build(bench, scratch / f"{slices}-alone-{number}", slices, {})
     with server(scratch / "prefect") as (watching, settings):
         before = processor_seconds(watching.server.pid)
@@ -86,7 +76,7 @@ def in_turn(bench: Bench, scratch: Path, slices: int, number: int) -> Watched:
         behind = time.perf_counter() - ended
         used = processor_seconds(watching.server.pid) - before
         database = sum(path.stat().st_size for path in watching.home.glob("prefect.db*")) / 1e6  # the log of it included
-        return Watched(alone, watched, whole, task_runs(watching), used, database, behind)
+        return alone, watched, whole, task_runs(watching), used, database, behind
 
 
 def measure(bench: Bench) -> list[Grid]:
@@ -101,6 +91,5 @@ def measure(bench: Bench) -> list[Grid]:
         task_runs, *others = map(statistics.median, taken)
         figures = spread(alone, ""), spread(watched, ""), f"{more:.1f}", f"{Runs(wholes).median():.1f}", Runs(wholes).megabytes
         rows.append([f"{slices:,}", f"{task_runs:,.0f}", *figures, *(f"{other:.0f}" for other in others)])
-    bench.fresh("orchestration")
     columns = ["slices", "task runs", "alone, s", "with a server, s", "more per slice, ms", "whole build, s", "peak memory, MB"]
     return [Grid([*columns, "server's processor, s", "database, MB", "behind, s"], rows)]

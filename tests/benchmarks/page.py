@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from tests.benchmarks.bench import Grid
 
@@ -16,25 +15,16 @@ nothing to do with it. Compare rows of one table; machines drift. How to run it:
 TITLE = re.compile("^(?=## )", re.MULTILINE)
 
 
-class Section(NamedTuple):
-    """A measured table. *about*: its title, and prose from the second line on. *stamp*: when and on what it was measured."""
-
-    about: str
-    command: str
-    stamp: str
-    grids: Sequence[Grid]
-
-
 def title_of(about: str) -> str:
     """The title of a section: the first line of its module's docstring."""
     return about.partition("\n")[0].rstrip(".")
 
 
-def rendered(section: Section) -> str:
-    """A section in Markdown."""
-    prose = section.about.partition("\n")[2].strip()
-    parts = [f"## {title_of(section.about)}", prose, f"```\n{section.command}\n```", section.stamp]
-    return "\n\n".join(part for part in (*parts, *map(grid, section.grids)) if part) + "\n"
+def rendered(about: str, command: str, stamp: str, grids: Sequence[Grid]) -> str:
+    """A section in Markdown. *about*: its title, and prose from the second line on. *stamp*: when and on what it was measured."""
+    prose = about.partition("\n")[2].strip()
+    parts = [f"## {title_of(about)}", prose, f"```\n{command}\n```", stamp]
+    return "\n\n".join(part for part in (*parts, *map(grid, grids)) if part) + "\n"
 
 
 def grid(found: Grid) -> str:

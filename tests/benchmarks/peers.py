@@ -97,7 +97,7 @@ def measure(bench: Bench) -> list[Grid]:
     config = bench.config(ours, text, tokenizer=str(tokenizer), validation_fraction=0)
     commands: dict[str, tuple[Sequence[object], Path]] = {"": (flows("build", config), ours)}
     absent = []
-    for name, peer in PEERS.items() if not bench.no_installs else ():
+    for name, peer in PEERS.items():
         try:
             interpreter = bench.peer(*peer.packages)
         except RuntimeError as error:
@@ -116,8 +116,6 @@ def measure(bench: Bench) -> list[Grid]:
     warm([*text.paths, lines])
     with mock.patch.dict(os.environ, OFFLINE):
         runs = bench.in_turn(commands, compare)
-    for path in (ours, theirs):
-        bench.fresh(path.name)
     lines.unlink()
     rows = [
         [

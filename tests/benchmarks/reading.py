@@ -8,7 +8,6 @@ installed: `make peers`.
 
 import importlib.util
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,7 @@ import zarr
 import flat_tokens
 from flat_tokens import TokenBatch, write_dataset
 from flat_tokens.arrays.layouts import LAYOUTS
-from tests.benchmarks.bench import Bench, Grid, python, run_whole
+from tests.benchmarks.bench import Bench, Grid, best, python, run_whole
 
 PACKAGES = ("zarr", "numpy", "numcodecs", "torch")
 TOKENS = 200_000_000
@@ -59,17 +58,6 @@ def make(scratch: Path, token_count: int) -> None:
         file.write(dataset.train.slice(0, dataset.train.token_count).data)
 
 
-def best(sides: dict[str, tuple[Callable[[], object], int]], passes: int) -> dict[str, float]:
-    """Seconds a call of each side, the sides in turn: {name: (pass over all calls, number of calls)}."""
-    times = dict.fromkeys(sides, float("inf"))
-    for _ in range(passes):
-        for name, (run, calls) in sides.items():
-            begin = time.perf_counter()
-            run()
-            times[name] = min(times[name], (time.perf_counter() - begin) / calls)
-    return times
-
-
 def packed_by_zarr(array: Any, i: int) -> Any:
     """Packed sequence *i* of an array that zarr has opened."""
     return array[i * LENGTH : (i + 1) * LENGTH]
@@ -83,8 +71,9 @@ def each(read: Callable[[Any], object], items: Sequence[Any]) -> tuple[Callable[
     return run, len(items)
 
 
-def compared(above: str, times: dict[str, float]) -> Grid:
-    """Seconds of each side as microseconds, and beside the first side's."""
+def compared(above: str, sides: dict[str, tuple[Callable[[], object], int]], passes: int) -> Grid:
+    """The best of the passes of each side as microseconds, and beside the first side's."""
+    times = {name: seconds for name, (seconds, _) in best(sides, passes).items()}
     first = next(iter(times.values()))
     return Grid(["", "µs", "times the first"], [[name, f"{s * 1e6:.2f}", f"{s / first:.2f}"] for name, s in times.items()], above)
 
@@ -106,7 +95,7 @@ def warm(scratch: Path, passes: int) -> list[Grid]:
     for name in ("compact", "zarr2", "reference"):
         sides[f"`{name}`: `packed[i]`"] = each(packed[name].__getitem__, some if name == "compact" else few)
         sides[f"`{name}`: zarr"] = each(partial(packed_by_zarr, arrays[name]), few[:50])
-    one = compared(f"One random packed sequence of {LENGTH:,} tokens, warm page cache:", best(sides, passes))
+    one = compared(f"One random packed sequence of {LENGTH:,} tokens, warm page cache:", sides, passes)
 
     batches = [order[k : k + BATCH] for k in range(0, len(order), BATCH)]
     lists, out = [batch.tolist() for batch in batches], np.empty((BATCH, LENGTH), np.uint32)
@@ -119,7 +108,7 @@ def warm(scratch: Path, passes: int) -> list[Grid]:
     sides["np.memmap, into one array for all batches"] = each(fill, lists)
     sides["`batch`"] = each(packed["mmap"].batch, batches)
     sides["`__getitems__` (512 items, as torch's loader asks)"] = each(packed["mmap"].__getitems__, lists)
-    return [one, compared(f"A batch of {BATCH} such sequences, warm page cache:", best(sides, passes))]
+    return [one, compared(f"A batch of {BATCH} such sequences, warm page cache:", sides, passes)]
 
 
 LOADER = """
@@ -251,7 +240,7 @@ def small_batches(scratch: Path, passes: int) -> Grid:
         views[f"`mmap`: `{fit}`"] = splits["mmap"].packed_documents(LENGTH, fit=fit, too_long="error" if fit == "crop" else "cut")
     rng = np.random.default_rng
     sides = {name: each(view.batch, [*rng(2).integers(0, len(view), (200, 8))]) for name, view in views.items()}
-    return compared(f"Batches of 8 x {LENGTH:,} tokens:", best(sides, passes))
+    return compared(f"Batches of 8 x {LENGTH:,} tokens:", sides, passes)
 
 
 MIXTURE = """
@@ -289,6 +278,4 @@ def mixtures(bench: Bench, scratch: Path) -> Grid:
 def measure(bench: Bench) -> list[Grid]:
     scratch, passes = bench.fresh("reading"), bench.size(PASSES, 1)
     make(scratch, bench.size(TOKENS, 2_000_000))
-    grids = [*warm(scratch, passes), loader(bench, scratch), packs(bench, scratch)]
-    bench.fresh("reading")
-    return grids
+    return [*warm(scratch, passes), loader(bench, scratch), packs(bench, scratch)]

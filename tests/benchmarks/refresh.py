@@ -148,7 +148,6 @@ def refreshes(bench: Bench, name: str, files: Files) -> Iterator[list[str]]:
         share = f"{100 * tokenized / text:.2f} %"
         yield [name, edit, f"{text / 1e6:,.1f}", f"{tokenized / 1e6:,.2f}", share, f"{done.seconds:.1f}", equal, f"{moved}"]
         files, before = after, found
-    bench.fresh("refresh")
 
 
 def keys_of(output: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

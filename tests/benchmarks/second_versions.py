@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from flat_tokens.extras import extra
 from tests.benchmarks.bench import Bench, Grid, flows, python
+from tests.benchmarks.corpus import texts_in
 
 PACKAGES = ("hf_xet", "pyarrow")
 EVERY = 1000
@@ -43,8 +44,7 @@ def new_bytes(files: Iterable[Path], store: Path) -> int:
 
 
 def measure(bench: Bench) -> list[Grid]:
-    share = bench.share(bench.size(0.2, 1.0))
-    texts, rows = [text for path in share.paths for text in pq.read_table(path, columns=["text"])["text"].to_pylist()], []
+    texts, rows = [*texts_in(bench.share(bench.size(0.2, 1.0)).paths)], []
     for name, change in CHANGES.items():
         here = bench.fresh("second-versions")
         here.mkdir()
@@ -59,5 +59,4 @@ def measure(bench: Bench) -> list[Grid]:
                 pq.write_table(pq.read_table(file), plain / file.name)
             sent = [new_bytes(some, here / store) for some, store in ((files, "a"), (sorted(plain.iterdir()), "b"))]
         rows.append([name, *(f"{size / 1e6:.1f}" for size in (sum(file.stat().st_size for file in files), *sent))])
-    bench.fresh("second-versions")
     return [Grid(["change", "second version, MB", "new, MB", "new by pyarrow's defaults, MB"], rows)]

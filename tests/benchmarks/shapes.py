@@ -7,8 +7,8 @@ processor time (user and system), peak memory, and the most files and directorie
 median of the rounds.
 """
 
+import contextlib
 import json
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.benchmarks.bench import HERE, Bench, Grid, Runs, flows, python, warm
+from tests.benchmarks.bench import HERE, Bench, Grid, Runs, flows, greatest, python, warm
+from tests.benchmarks.corpus import texts_in
 
 PACKAGES = ("prefect", "tiktoken", "gigatoken", "numpy", "pyarrow")
 FILES, FILE_BYTES = 20_000, 4_000
@@ -27,12 +28,11 @@ MANY_FILES = 100_000
 def texts_of(bench: Bench) -> Iterator[str]:
     """The text in pieces of FILE_BYTES characters."""
     left = ""
-    for path in bench.corpus.paths:
-        for text in pq.read_table(path, columns=["text"])["text"].to_pylist():
-            left += text + "\n\n"
-            while len(left) >= FILE_BYTES:
-                yield left[:FILE_BYTES]
-                left = left[FILE_BYTES:]
+    for text in texts_in(bench.corpus.paths):
+        left += text + "\n\n"
+        while len(left) >= FILE_BYTES:
+            yield left[:FILE_BYTES]
+            left = left[FILE_BYTES:]
 
 
 def write_shapes(bench: Bench, texts: Sequence[str]) -> Path:
@@ -57,29 +57,28 @@ def write_shapes(bench: Bench, texts: Sequence[str]) -> Path:
 
 
 def measured(
-    bench: Bench, name: str, words: Sequence[object], output: Path | None = None, before: Callable[[], object] = lambda: None
+    bench: Bench,
+    name: str,
+    words: Sequence[object],
+    output: Path = Path("/nowhere"),
+    before: Callable[[], object] = lambda: None,
 ) -> list[str]:
     """A row of a command: medians of the rounds, the largest peak, and the most files and directories at the output while it ran.
     *before* each round, what it needs.
     """
-    runs, most = Runs(), [0]
+    runs, counts = Runs(), []
+
+    def look() -> int:
+        with contextlib.suppress(OSError):  # something went away meanwhile
+            return sum(1 for _ in output.rglob("*"))
+        return 0
+
     for _ in range(bench.times):
         before()
-        over = threading.Event()
-        looking = threading.Thread(target=_look, args=(output, most, over))
-        looking.start()
-        runs.append(bench.run(words))
-        over.set()
-        looking.join()
-    return [name, f"{runs.median():.2f}", f"{runs.median('cpu'):.2f}", runs.megabytes, f"{most[0]:,}" if most[0] else ""]
-
-
-def _look(output: Path | None, most: list[int], over: threading.Event) -> None:
-    while output is not None and not over.wait(0.05):
-        try:
-            most[0] = max(most[0], sum(1 for _ in output.rglob("*")))
-        except OSError:  # something went away meanwhile
-            continue
+        with greatest(look, 0.05) as most:
+            runs.append(bench.run(words))
+        counts += most
+    return [name, f"{runs.median():.2f}", f"{runs.median('cpu'):.2f}", runs.megabytes, f"{max(counts):,}" if any(counts) else ""]
 
 
 def measure(bench: Bench) -> list[Grid]:
@@ -116,6 +115,4 @@ def measure(bench: Bench) -> list[Grid]:
         path.write_text(f"note {number}\n")
     rows.append(measured(bench, f"`plan` of {count:,} files of 11 bytes", python("-m", "flows", "plan", config(many))))
     rows.append(measured(bench, "build of the same", flows("build", config(many)), output, afresh))
-    for name in ("shapes", "shapes-output", "shapes-many"):
-        bench.fresh(name)
     return [Grid(["command", "s", "processor, s", "peak, MB", "files and directories"], rows)]

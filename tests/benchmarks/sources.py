@@ -8,11 +8,9 @@ too. cl100k_base by the fast engine, which has seen the text; warm page cache, i
 says the same where other processes share the machine.
 """
 
-import io
 import itertools
 import json
 import tarfile
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,11 +29,11 @@ from tasks.models import SourceFile
 from tasks.text.documents import Tally, read_documents
 from tasks.tokenize.engines import Encode
 from tasks.tokenize.tokenizers import load_tokenizer
-from tests.benchmarks.bench import Bench, Grid, warm
+from tests.benchmarks.bench import Bench, Grid, best, warm
 from tests.benchmarks.build import SHARES
 from tests.benchmarks.corpus import as_json_lines
 from tests.slices import slices_of
-from tests.sources import write_rows
+from tests.sources import tar_bytes, write_rows
 
 PACKAGES = ("pyarrow", "fastwarc", "isal", "zstandard")
 SLICE_BYTES = 128_000_000
@@ -53,7 +51,8 @@ def write_all(lines: Path, directory: Path) -> dict[str, tuple[FileFormat, Path]
         if kind == "text":
             path.write_bytes(b"\0".join(row["text"].encode() for row in rows))
         elif kind == "tar":
-            write_tar(path, (row["text"].encode() for row in rows))
+            members = ((f"{number:08}.txt", row["text"].encode()) for number, row in enumerate(rows))
+            path.write_bytes(tar_bytes(members, tarfile.USTAR_FORMAT))
         else:
             write_rows(path, rows, 1000)
         found["parquet, zstd" if kind == "parquet" else kind] = kind, path
@@ -62,15 +61,6 @@ def write_all(lines: Path, directory: Path) -> dict[str, tuple[FileFormat, Path]
         found[f"jsonl{ending}"] = "jsonl", write_rows(directory / f"packed{ending[1:]}.jsonl{ending}", rows)
     lines.unlink()
     return found
-
-
-def write_tar(path: Path, texts: Iterable[bytes]) -> None:
-    """An archive with a member for each text."""
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
-        for number, text in enumerate(texts):
-            member = tarfile.TarInfo(f"{number:08}.txt")
-            member.size = len(text)
-            archive.addfile(member, io.BytesIO(text))
 
 
 def floor_of_parquet(path: Path) -> Iterator[pa.Array]:
@@ -174,19 +164,12 @@ def measure(bench: Bench) -> list[Grid]:
     tokenizer, rows = load_tokenizer(TokenizerConfig(name="cl100k_base")), []
     encode = tokenizer.make_fast() if tokenizer.make_fast is not None else tokenizer.reference
     for name, (kind, path) in write_all(as_json_lines(text, scratch / "lines"), scratch).items():
-        sides, seconds, processor = sides_of(kind, path, encode), dict[str, float](), dict[str, float]()
         warm([path])
-        for _ in range(1 + bench.times):  # the first round is the engine's
-            for side, run in sides.items():
-                begin, busy = time.perf_counter(), time.process_time()
-                run()
-                taken, busy = time.perf_counter() - begin, time.process_time() - busy
-                seconds[side] = min(seconds.get(side, taken), taken)
-                processor[side] = min(processor.get(side, busy), busy)
-        speeds = [f"{text.text_bytes / 1e6 / seconds[side]:,.0f}" for side in sides]
-        shares = [f"{of['floor'] / of['tokens']:.0%}" for of in (seconds, processor)]
+        sides = {side: (run, 1) for side, run in sides_of(kind, path, encode).items()}
+        found = best(sides, 1 + bench.times)  # the first round is the engine's
+        speeds = [f"{text.text_bytes / 1e6 / seconds:,.0f}" for seconds, _ in found.values()]
+        shares = [f"{floor / tokens:.0%}" for floor, tokens in zip(found["floor"], found["tokens"], strict=True)]
         rows.append([name, f"{path.stat().st_size / 1e6:,.1f}", *speeds, *shares])
-    bench.fresh("sources")
     header = ["format", "MB of file", "floor, MB/s of text", "documents, MB/s", "tokens, MB/s", "tokens / floor"]
     header.append("by processor time")
     return [Grid(header, rows, f"{text.text_bytes / 1e6:,.0f} MB of text in {text.documents:,} documents.")]

@@ -24,7 +24,7 @@ MISSING = 2
 """Exit status of a command whose configuration is not there."""
 
 
-def row(bench: Bench, name: str, words: Sequence[object], environment: Mapping[str, str], status: int = 0) -> list[str]:
+def row(bench: Bench, name: str, words: Sequence[object], environment: Mapping[str, str] = {}, status: int = 0) -> list[str]:
     """A command, after a first time that makes what the others find."""
     run_whole(python(*words), environment, status)
     runs = Runs(run_whole(python(*words), environment, status) for _ in range(bench.size(ROUNDS, 1)))
@@ -36,19 +36,17 @@ def measure(bench: Bench) -> list[Grid]:
     demo = ("deployments/demo/demo.yaml", "--set", f"output={bench.fresh('demo')}")
     build = ("-m", "flows", "build", "--quiet")
     rows = [
-        row(bench, "an interpreter that does nothing", ["-c", ""], {}),
-        row(bench, "`import flat_tokens`", ["-c", "import flat_tokens"], {}),
-        row(bench, "`flat-tokens --help`", ["-m", "flat_tokens", "--help"], {}),
-        row(bench, "`flat-tokens-service --help`", ["-m", "flows", "--help"], {}),
-        row(bench, "`build /nonexistent.yaml`", [*build, "/nonexistent.yaml"], {}, MISSING),
-        row(bench, "`build` of demo", [*build, "--no-server", *demo], {}),
-        row(bench, "`status` of demo", ["-m", "flows", "status", bench.scratch / "demo"], {}),
-        row(bench, "first batch of demo", ["-c", FIRST_BATCH, bench.scratch / "demo"], {}),
+        row(bench, "an interpreter that does nothing", ["-c", ""]),
+        row(bench, "`import flat_tokens`", ["-c", "import flat_tokens"]),
+        row(bench, "`flat-tokens --help`", ["-m", "flat_tokens", "--help"]),
+        row(bench, "`flat-tokens-service --help`", ["-m", "flows", "--help"]),
+        row(bench, "`build /nonexistent.yaml`", [*build, "/nonexistent.yaml"], status=MISSING),
+        row(bench, "`build` of demo", [*build, "--no-server", *demo]),
+        row(bench, "`status` of demo", ["-m", "flows", "status", bench.scratch / "demo"]),
+        row(bench, "first batch of demo", ["-c", FIRST_BATCH, bench.scratch / "demo"]),
     ]
     if not bench.quick:
-        rows.append(row(bench, "`build` of text", [*build, "--no-server", text], {}))
+        rows.append(row(bench, "`build` of text", [*build, "--no-server", text]))
         with server(bench.fresh("startup")) as (_, reporting):
             rows.append(row(bench, "`build` of text, with a server", [*build, text], reporting))
-    for name in ("demo", "again", "startup"):
-        bench.fresh(name)
     return [Grid(["command", "s", "processor, s"], rows)]

@@ -52,6 +52,4 @@ def measure(bench: Bench) -> list[Grid]:
         rows.append([source, *measured(bench, "`refresh`, nothing changed", refresh, here)])
         appended = f"`refresh` after {APPENDED} files were appended"
         rows.append([source, *measured(bench, appended, refresh, here, partial(append, APPENDED))])
-    for name in ("delta", "delta-files", "delta-output"):
-        bench.fresh(name)
     return [Grid(["source", "command", "s", "processor, s", "peak, MB", "files and directories"], rows)]

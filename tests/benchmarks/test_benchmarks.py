@@ -2,7 +2,6 @@
 
 import gzip
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,8 +12,9 @@ import pytest
 from tests.benchmarks.__main__ import TABLES, about_of
 from tests.benchmarks.bench import HERE, ROOT, Grid, run_whole
 from tests.benchmarks.corpus import FILES, Corpus, gather
-from tests.benchmarks.page import Section, page, rendered, sections_of, title_of
+from tests.benchmarks.page import page, rendered, sections_of, title_of
 from tests.benchmarks.peers import PEERS, equal
+from tests.processes import python
 
 
 def package(folder: Path, files: dict[str, str]) -> Path:
@@ -67,7 +67,7 @@ def test_no_text_is_an_error(tmp_path: Path) -> None:
 
 def test_what_is_not_measured_stays_on_the_page() -> None:
     old = page(["A", "B"], {"A": "## A\n\nold\n", "B": "## B\n\nold\n"}, "")
-    new = rendered(Section("B.\n\nProse.", "command", "today", [Grid(["", "s"], [["row", "1.5 s"]])]))
+    new = rendered("B.\n\nProse.", "command", "today", [Grid(["", "s"], [["row", "1.5 s"]])])
     assert sections_of(page(["A", "B", "C"], {"B": new}, old)) == {
         "A": "## A\n\nold\n",
         "B": "## B\n\nProse.\n\n```\ncommand\n```\n\ntoday\n\n|  | s |\n| --- | ---: |\n| row | 1.5 s |\n",
@@ -109,10 +109,10 @@ def test_every_peer_has_a_program_and_pinned_versions() -> None:
 )
 def test_the_command_runs(tmp_path: Path, tables: tuple[str, ...]) -> None:
     """Every table but the peers, which are installed from a package index."""
-    command = [sys.executable, "-m", "tests.benchmarks", "--quick", "--no-installs", "--scratch", str(tmp_path)]
-    command += ["--page", str(tmp_path / "page.md"), "--only", *tables]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    sections = sections_of((tmp_path / "page.md").read_text("utf-8"))
+    page = tmp_path / "page.md"
+    options = ("--quick", "--no-installs", "--scratch", str(tmp_path), "--page", str(page), "--only", *tables)
+    done = python("-m", "tests.benchmarks", *options, timeout=None)
+    sections = sections_of(page.read_text("utf-8"))
     assert done.returncode == 0, done.stderr
     assert list(sections) == [title_of(about_of(name)) for name in tables]
     assert all("\n| ---" in section for section in sections.values())
