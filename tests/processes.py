@@ -10,6 +10,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import HTTPServer
 from pathlib import Path
 from typing import Any, TypeVar
@@ -40,12 +41,10 @@ def python(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 def in_threads(work: Callable[[Any], object], each: Iterable[Any]) -> None:
-    """Call *work* with each in a thread of its own, at once, until all have ended."""
-    threads = [threading.Thread(target=work, args=(one,)) for one in each]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    """Call *work* with each in a thread of its own, at once, until all have ended. Their first error is raised."""
+    several = [*each]
+    with ThreadPoolExecutor(len(several)) as threads:
+        list(threads.map(work, several))
 
 
 @contextlib.contextmanager

@@ -25,8 +25,9 @@ from flat_tokens.arrays.layouts import LAYOUTS
 from flows.pipelines.stages import OF_A_BUILD, Step, run_step
 from tasks.config import TokenizerConfig
 from tasks.tokenize.tokenizers import load_tokenizer
-from tests.faults.support import ROOT, settings_of, write_notes
+from tests.faults.support import settings_of, write_notes
 from tests.made import small
+from tests.processes import ROOT
 from tests.sources import write_rows
 
 Words = list[str]

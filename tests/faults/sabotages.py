@@ -6,12 +6,10 @@ the source and requires that its check fails there. A check that finds nothing a
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.faults.support import ROOT
+from tests.processes import ROOT, python
 
 PACKAGES = ("flat_tokens", "tasks", "flows")
 COPIED = (*PACKAGES, "tests", "deployments", "pyproject.toml", "README.md", "CHANGELOG.md")
@@ -209,14 +207,6 @@ def found(sabotage: Sabotage, copy: Path) -> tuple[bool, str]:
     (copy / sabotage.file).write_text(source_of(sabotage).replace(sabotage.old, sabotage.new))
     tool = ["tests.faults", "--jobs", "1"] if sabotage.check.startswith("-") else ["pytest", "-q", "-x", "-p", "no:cacheprovider"]
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore"}
-    run = subprocess.run(
-        [sys.executable, "-m", *tool, *sabotage.check.split()],
-        cwd=copy,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=560,
-        check=False,
-    )
+    run = python("-m", *tool, *sabotage.check.split(), cwd=copy, env=environment, timeout=560)
     # 1: a test failed, or something did not hold. Others: the check could not be made.
     return run.returncode == 1 and "a process of the harness failed" not in run.stderr, (run.stdout + run.stderr)[-3000:]

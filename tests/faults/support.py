@@ -24,8 +24,7 @@ from flows.runners.processes import Threads
 from tasks.config import BuildConfig, TokenizerConfig
 from tasks.derive.request import DeriveRequest, ImportRequest
 from tasks.garbage import Policy
-
-ROOT = Path(__file__).parents[2]
+from tests.processes import python
 
 Settings = dict[str, Any]
 
@@ -166,4 +165,4 @@ def command(config: Path, *arguments: str) -> list[str]:
 
 
 def run_command(config: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(config), cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    return python(*command(config)[1:])

@@ -15,6 +15,7 @@ from tasks.garbage import Policy, collect
 from tasks.output.versions import list_versions, unpin
 from tests.faults.power_loss import tree_of
 from tests.faults.support import build_here, digests, receipts, settings_of, staged, version_digests, write_notes
+from tests.processes import in_threads
 from tests.refusal import refusal
 
 EVERYTHING = Policy(keep_versions=1, grace_days=0)
@@ -58,10 +59,7 @@ def test_collections_at_once_do_not_disturb_each_other(tmp_path):
     for turn in range(3):
         for i in range(8):
             shutil.copytree(first.path, root / "versions" / f"{turn}-{i}")
-        with ThreadPoolExecutor() as threads:
-            at_once = [threads.submit(act) for act in (collected, collected, partial(list_versions, Store.at(root)))]
-        for one in at_once:
-            one.result()
+        in_threads(lambda act: act(), (collected, collected, partial(list_versions, Store.at(root))))
     collected()
     assert os.listdir(root / "versions") == [first.version]
     assert staged(root) == []

@@ -10,16 +10,14 @@ from pathlib import Path
 
 import pytest
 
-import flat_tokens
 from tests.faults.support import (
-    ROOT,
     Settings,
     build_here,
     command,
-    run_command,
     staged,
     version_digests,
 )
+from tests.processes import ROOT, python
 
 
 def write_config(settings: Settings, directory: Path) -> Path:
@@ -28,18 +26,12 @@ def write_config(settings: Settings, directory: Path) -> Path:
     return path
 
 
-# A fork that runs Python first, as with preexec_fn, would meet the threads of other tests' libraries.
+# It may write no file above a limit. A fork that runs Python, as by preexec_fn, would meet the threads of other tests' libraries.
 WITH_LIMIT = """
 import os, resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
 os.execv(sys.argv[2], sys.argv[2:])
 """
-
-
-def run_limited(command: list[str], limit: int) -> subprocess.CompletedProcess[str]:
-    """Run *command* as a process that may write no file above *limit* bytes."""
-    words = [sys.executable, "-c", WITH_LIMIT, str(limit), *command]
-    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
 
 
 PUT = """
@@ -76,27 +68,10 @@ def test_error_of_a_full_disk_or_a_limit_names_the_object_and_the_remedy(tmp_pat
     """Of a small object, and of one that is written past the page cache, where a write that does not end at a block's end is
     refused as invalid: that is not the cause.
     """
-    run = run_limited([sys.executable, "-c", PUT, str(tmp_path), fault, str(size), what], limit)
+    run = python("-c", WITH_LIMIT, str(limit), sys.executable, "-c", PUT, str(tmp_path), fault, str(size), what)
     place = re.escape(str(tmp_path)) + ("" if what == "object" else r"/_staging/version/\w+")
     assert re.fullmatch(rf"{re.escape(told)}: '{place}/object'\n", run.stdout), run.stdout + run.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_file_size_limit_fails_the_command_in_one_line(settings, tmp_path):
-    """And without the limit the same command completes."""
-    root, config = Path(settings["output"]), write_config(settings, tmp_path)
-    failed = run_limited(command(config), 100_000)
-    assert failed.returncode == 1
-    assert len(failed.stderr.splitlines()) == 1, failed.stderr
-    assert "File too large" in failed.stderr
-    assert str(root) in failed.stderr
-    assert not (root / "latest.json").exists()
-    with pytest.raises(FileNotFoundError):
-        flat_tokens.open(root)
-
-    assert run_command(config).returncode == 0
-    check_as_undisturbed(settings, root, tmp_path)
 
 
 def check_as_undisturbed(settings: Settings, root: Path, directory: Path) -> None:

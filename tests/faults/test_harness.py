@@ -2,29 +2,22 @@
 
 import json
 import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from tests.faults.campaigns import MENDED
 from tests.faults.store_bench import protocols
-from tests.faults.support import ROOT
+from tests.processes import python
 
 pytestmark = pytest.mark.slow
 
 
 def campaign(names: str, *options: str, trials: int | None = None) -> list[dict[str, Any]]:
     """What did not hold in campaigns, made by one process: of so many trials, if wanted, and of one at least."""
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.faults", *(f"--only={name}" for name in names.split()), "--jobs", "1", *options],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONWARNINGS": "ignore"},
-        capture_output=True,
-        text=True,
-        timeout=580,
-    )
+    chosen = (f"--only={name}" for name in names.split())
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    run = python("-m", "tests.faults", *chosen, "--jobs", "1", *options, env=environment, timeout=580)
     assert " trials in " in run.stderr, run.stderr
     assert run.stderr.startswith(f"{trials} trials") if trials else not run.stderr.startswith("0 trials"), run.stderr
     return [json.loads(line) for line in run.stdout.splitlines()]

@@ -2,8 +2,6 @@
 
 import errno
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import pytest
 
 from tests.faults.inject import KINDS, Fault
 from tests.faults.power_loss import OUTCOMES, Disk, write_tree
-from tests.faults.support import ROOT
+from tests.processes import python
 
 PROGRAM = """
 import json, os, shutil, sys
@@ -35,7 +33,7 @@ def run(here: Path, program: str, fault: Fault | None = None, record: bool = Fal
     """What a program prints that has *fault* done to it: its error, or counts, what the fault met, and what was recorded."""
     code = PROGRAM.format("".join(f"    {line}\n" for line in program.strip().splitlines()))
     arguments = [str(here), json.dumps(fault), "record" if record else ""]
-    done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True)
+    done = python("-c", code, *arguments)
     assert done.stdout, f"{done.returncode} {done.stderr}"
     return json.loads(done.stdout)
 

@@ -10,15 +10,16 @@ import pytest
 from flat_tokens.stores import local
 from flat_tokens.stores.store import Store
 from tasks.garbage import Policy, collect
-from tasks.groups import Group, put_group, reporting
+from tasks.groups import put_group, reporting
 from tasks.output import paths
 from tasks.output.leases import attempt
 from tasks.output.pointer import read_pointer
 from tasks.shards.index import read_index
 from tests.examples import first_fast
 from tests.faults.power_loss import tree_of
-from tests.faults.support import Settings, build_here, settings_of, write_notes
+from tests.faults.support import Settings, build_here
 from tests.refusal import refusal
+from tests.tasks.test_groups import group
 
 NOW = Policy(keep_versions=1, grace_days=0)
 HELD = [name for name, kind in paths.KINDS.items() if kind == "directory"]
@@ -37,14 +38,10 @@ def elsewhere(tmp_path: Path) -> Path:
     return here
 
 
-def settings_at(tmp_path: Path) -> Settings:
-    return settings_of(tmp_path / "out", write_notes(tmp_path / "in/a.jsonl", 4))
-
-
 @pytest.mark.parametrize("name", HELD)
-def test_a_link_in_place_of_a_directory_is_refused(name, tmp_path, elsewhere):
+def test_a_link_in_place_of_a_directory_is_refused(name, settings, tmp_path, elsewhere):
     """By a build and by a collection, before they do anything."""
-    settings, output = settings_at(tmp_path), tmp_path / "out"
+    output = tmp_path / "out"
     build_here(settings)
     shutil.rmtree(output / name, ignore_errors=True)
     (output / name).parent.mkdir(exist_ok=True)
@@ -70,8 +67,8 @@ def test_a_link_in_place_of_a_directory_is_refused(name, tmp_path, elsewhere):
         (".latest.lock", "directory", ".latest.lock: is a directory instead of a file"),
     ],
 )
-def test_something_else_in_a_place_of_the_output_is_refused_before_work(name, kind, told, tmp_path):
-    settings, output = settings_at(tmp_path), tmp_path / "out"
+def test_something_else_in_a_place_of_the_output_is_refused_before_work(name, kind, told, settings, tmp_path):
+    output = tmp_path / "out"
     output.mkdir()
     (output / name).mkdir() if kind == "directory" else (output / name).touch()
     with refusal(f"{output}/{told}. Move it away and run again"):
@@ -82,8 +79,8 @@ def test_something_else_in_a_place_of_the_output_is_refused_before_work(name, ki
 @pytest.mark.parametrize("name", ["_staging/0123", "_staging/0123/4567", "_staging/collected", "_cache/" + "f" * 64,
     "_cache/files/0123.raw", "_quarantine/x", "_groups/x", "versions/x", "origins/x.json", "runs/x-y.json"])  # fmt: skip
 @pytest.mark.parametrize("kind", first_fast(["directory", "file"]))
-def test_a_link_as_an_entry_leads_nobody_to_what_is_behind_it(name, kind, tmp_path, elsewhere):
-    settings, output = settings_at(tmp_path), tmp_path / "out"
+def test_a_link_as_an_entry_leads_nobody_to_what_is_behind_it(name, kind, settings, tmp_path, elsewhere):
+    output = tmp_path / "out"
     build_here(settings)
     (output / name).parent.mkdir(parents=True, exist_ok=True)
     (output / name).symlink_to(elsewhere if kind == "directory" else elsewhere / "a")
@@ -96,9 +93,9 @@ def test_a_link_as_an_entry_leads_nobody_to_what_is_behind_it(name, kind, tmp_pa
     assert tree_of(elsewhere) == before
 
 
-def test_a_version_that_is_a_link_goes_without_what_it_leads_to(tmp_path):
+def test_a_version_that_is_a_link_goes_without_what_it_leads_to(settings, tmp_path):
     """Somebody moved it to another disk."""
-    settings, output = settings_at(tmp_path), tmp_path / "out"
+    output = tmp_path / "out"
     first = build_here(settings).version
     (output / "versions" / first).rename(tmp_path / "moved")
     (output / "versions" / first).symlink_to(tmp_path / "moved")
@@ -141,8 +138,8 @@ def planted(settings: Settings, tmp_path: Path) -> dict[str, str]:
     """The names that a build with these settings gives to its version and its shard."""
     build_here({**settings, "output": str(tmp_path / "whole")})
     (version,) = os.listdir(tmp_path / "whole/versions")
-    (shard,) = (shard.key for shard in read_index(Store.at(tmp_path / "whole"), version).published)
-    return {"VERSION": version, "SHARD": shard}
+    shard, *_ = read_index(Store.at(tmp_path / "whole"), version).published
+    return {"VERSION": version, "SHARD": shard.key}
 
 
 @pytest.mark.parametrize(
@@ -160,9 +157,9 @@ def planted(settings: Settings, tmp_path: Path) -> dict[str, str]:
         "versions/VERSION/documents/train/key",
     ],
 )
-def test_a_build_writes_through_no_link_below_its_output(name, tmp_path, elsewhere):
+def test_a_build_writes_through_no_link_below_its_output(name, settings, tmp_path, elsewhere):
     """Its names can be foreseen. A link in the way of the build is told with the next step."""
-    settings, output = settings_at(tmp_path), tmp_path / "out"
+    output = tmp_path / "out"
     is_told = name in ("versions/VERSION", "versions/VERSION/train/encoded_tokens")
     for word, real in planted(settings, tmp_path).items():
         name = name.replace(word, real)
@@ -175,22 +172,21 @@ def test_a_build_writes_through_no_link_below_its_output(name, tmp_path, elsewhe
     assert tree_of(elsewhere) == before
 
 
-def test_an_output_and_what_is_above_it_may_be_links(tmp_path):
+def test_an_output_and_what_is_above_it_may_be_links(settings, tmp_path):
     """The user made them."""
     (tmp_path / "disk").mkdir()
     (tmp_path / "out").symlink_to(tmp_path / "disk")
-    assert Path(build_here(settings_at(tmp_path)).path).is_relative_to(tmp_path / "out")
+    assert Path(build_here(settings).path).is_relative_to(tmp_path / "out")
     assert (tmp_path / "disk/latest.json").exists()
 
 
 def test_groups_and_reports_are_written_through_no_link(tmp_path, elsewhere):
     (tmp_path / "out/_groups").mkdir(parents=True)
-    group = Group.model_validate({"output": str(tmp_path / "out"), "scratch": None, "keeps": True, "room": None, "workers": 1,
-        "report_seconds": 1, "steps": [{"stage": "split", "shared": []}], "items": [1], "labels": ["a"]})  # fmt: skip
-    (tmp_path / "out/_groups" / group.digest).symlink_to(elsewhere)
+    mine = group(tmp_path)
+    (tmp_path / "out/_groups" / mine.digest).symlink_to(elsewhere)
     before, root = tree_of(elsewhere), Store.at(tmp_path / "out")
     with refusal("Is a link instead of a directory", NotADirectoryError):
-        put_group(root, group)
-    with refusal("Is a link instead of a directory", NotADirectoryError), reporting(root, group, "run"):
+        put_group(root, mine)
+    with refusal("Is a link instead of a directory", NotADirectoryError), reporting(root, mine, "run"):
         pass
     assert tree_of(elsewhere) == before

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from tests.faults.sabotages import SABOTAGES, found, source_of
-from tests.faults.support import ROOT
+from tests.processes import ROOT
 
 
 def test_every_sabotage_can_still_be_made():

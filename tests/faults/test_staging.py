@@ -16,8 +16,8 @@ import tasks.shards.write
 from flat_tokens.stores.store import Store
 from tasks.assemble.assembler import Assembler
 from tasks.output.leases import attempt, sweep
-from tests.faults.support import ROOT, build_here, settings_of, staged, write_notes
-from tests.processes import in_threads
+from tests.faults.support import build_here, staged
+from tests.processes import ROOT, in_threads
 from tests.refusal import refusal
 
 HOLD = """
@@ -44,10 +44,9 @@ def other_process(output: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
             process.kill()
 
 
-def test_staging_of_a_live_process_stays_and_of_a_dead_one_goes(tmp_path):
+def test_staging_of_a_live_process_stays_and_of_a_dead_one_goes(settings, tmp_path):
     """Also if it was another version's; and what it wrote is never taken for its own by another attempt."""
     output = tmp_path / "out"
-    settings = settings_of(output, write_notes(tmp_path / "in/a.jsonl", 2))
     with other_process(output) as (process, staging):
         result = build_here(settings)
         assert (staging / "half").read_text() == "written"
@@ -62,62 +61,46 @@ def test_staging_of_a_live_process_stays_and_of_a_dead_one_goes(tmp_path):
 
 
 def test_remains_of_a_sweep_or_of_a_death_between_two_steps_are_swept(tmp_path):
-    """A directory without a lock, a lock without a directory, an empty build."""
+    """A directory without a lock, a lock without a directory, an empty build; and what an attempt wrote that fails."""
     staging = tmp_path / "_staging"
     (staging / "build" / "0123456789ab" / "deep").mkdir(parents=True)
     (staging / "build" / "0123456789ab" / "deep" / "file").write_text("x")
     (staging / "other").mkdir()
     (staging / "other" / "ba9876543210.lock").touch()
     (staging / "third").mkdir()
-    with attempt(Store.at(tmp_path), tmp_path, "mine") as place:
+    with refusal("stop", RuntimeError), attempt(Store.at(tmp_path), tmp_path, "mine") as place:
         assert sorted(path.name for path in staging.iterdir()) == ["mine"]
-        assert Path(place.staging).is_dir()
-    assert not staging.exists()
+        Path(place.staging, "file").write_text("x")
+        raise RuntimeError("stop")
+    assert list(tmp_path.iterdir()) == []
     sweep(str(tmp_path))
 
 
-def test_a_build_that_died_behind_its_commit_on_a_store_is_cleared_up_after(tmp_path):
+def test_a_build_that_died_behind_its_commit_on_a_store_is_cleared_up_after(settings, tmp_path):
     """Its rerun has nothing to write, and no attempt of its own."""
-    notes, url = write_notes(tmp_path / "in/a.jsonl", 2), f"memory://{uuid.uuid4().hex}"
-    settings = {**settings_of(tmp_path, notes, scratch=str(tmp_path / "scratch")), "output": url}
+    settings |= {"output": f"memory://{uuid.uuid4().hex}", "scratch": str(tmp_path / "scratch")}
     left = tmp_path / "scratch/_staging" / build_here(settings).version / "dead"
     left.mkdir(parents=True)
     assert build_here(settings).was_published
     assert not (tmp_path / "scratch/_staging").exists()
 
 
-def test_failed_attempt_leaves_nothing(tmp_path):
-    def fail() -> None:
-        with attempt(Store.at(tmp_path), tmp_path, "build") as place:
-            Path(place.staging, "file").write_text("x")
-            raise RuntimeError("stop")
-
-    with refusal("stop", RuntimeError):
-        fail()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_attempts_that_come_and_go_do_not_sweep_each_other(tmp_path):
     """Every one finds its directory there, however many begin, sweep and end beside it."""
-    faults = []
 
     def come_and_go(build: str) -> None:
-        try:
-            for _ in range(60):
-                with attempt(Store.at(tmp_path), tmp_path, build) as place:
-                    written = Path(place.staging, "file")
-                    written.write_text("x")
-                    sweep(str(tmp_path))
-                    assert written.read_text() == "x"
-        except BaseException as error:
-            faults.append(error)
+        for _ in range(60):
+            with attempt(Store.at(tmp_path), tmp_path, build) as place:
+                written = Path(place.staging, "file")
+                written.write_text("x")
+                sweep(str(tmp_path))
+                assert written.read_text() == "x"
 
     in_threads(come_and_go, ("one", "one", "two", "two"))
-    assert faults == []
     assert not (tmp_path / "_staging").exists()
 
 
-def test_staging_stays_until_who_writes_there_has_ended(tmp_path, monkeypatch):
+def test_staging_stays_until_who_writes_there_has_ended(settings, monkeypatch):
     """A build that fails waits for the shards that are under way. Else half a shard is moved to the cache, with a receipt."""
     failed, stayed = threading.Event(), []
     real = tasks.shards.write.tokenize_slice
@@ -136,7 +119,7 @@ def test_staging_stays_until_who_writes_there_has_ended(tmp_path, monkeypatch):
     monkeypatch.setattr("tasks.shards.write.tokenize_slice", tokenize)
     monkeypatch.setattr(Assembler, "add", add)
     with refusal("stop", OSError):
-        build_here(settings_of(tmp_path / "out", write_notes(tmp_path / "in/a.jsonl", 8), slice_bytes=400), 2)
+        build_here(settings)
     assert stayed
     assert all(stayed)
 

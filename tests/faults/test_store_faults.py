@@ -128,21 +128,8 @@ def test_a_read_is_one_request_whatever_stands_there(bucket):
         store.read("nothing")
 
 
-@pytest.mark.slow
-def test_a_store_that_stays_silent_is_given_up(bucket, monkeypatch):
+def test_a_short_silence_is_no_harm_and_a_store_that_stays_silent_is_given_up(bucket, monkeypatch):
     """No call hangs. The error names the object, and is one of those that another try may mend."""
-    monkeypatch.setattr("flat_tokens.stores.store.SILENCE_SECONDS", 0.2)
-    store = replace(Store.at(f"{bucket.url}/out"), patience=0.1)
-    bucket.proxy.stall_seconds = 60
-    bucket.proxy.spoil = lambda method, path: "stall"
-    with refusal(rf"^{bucket.url}/out/object: no answer in \d+ tries", TimeoutError):
-        store.exists("object")
-    bucket.proxy.calm()
-    monkeypatch.setattr("flat_tokens.stores.store.SILENCE_SECONDS", 60)
-    assert not Store.at(f"{bucket.url}/out").exists("object")
-
-
-def test_a_short_silence_is_no_harm(bucket, monkeypatch):
     monkeypatch.setattr("flat_tokens.stores.store.SILENCE_SECONDS", 0.2)
     store = Store.at(f"{bucket.url}/out")
     bucket.proxy.stall_seconds = 60
@@ -150,6 +137,9 @@ def test_a_short_silence_is_no_harm(bucket, monkeypatch):
     store.put("object", b"content")
     assert store.read("object") == b"content"
     assert bucket.proxy.left == []
+    bucket.proxy.spoil = lambda method, path: "stall"
+    with refusal(rf"^{bucket.url}/out/object: no answer in \d+ tries", TimeoutError):
+        replace(store, patience=0.1).exists("object")
 
 
 @pytest.mark.parametrize("trouble", ["no bucket", "403"])

@@ -8,7 +8,6 @@ import time
 import pytest
 
 from tests.faults.support import (
-    ROOT,
     build_here,
     command,
     receipts,
@@ -16,7 +15,7 @@ from tests.faults.support import (
     staged,
     version_digests,
 )
-from tests.processes import until
+from tests.processes import ROOT, until
 
 DEMO = ROOT / "deployments/demo"
 

@@ -1,8 +1,6 @@
 """Several builds of one output at the same moment: equal ones help each other, different ones lose nothing."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import pytest
 import flat_tokens
 from tests.examples import first_fast
 from tests.faults.support import (
-    ROOT,
     Settings,
     build_here,
     pointer,
@@ -21,19 +18,13 @@ from tests.faults.support import (
     version_digests,
     write_notes,
 )
+from tests.processes import python
 
 
 def together(*several: Settings) -> list[dict[str, Any]]:
     """Builds that begin behind one barrier; the result or the error of each."""
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.faults.together", *(json.dumps(settings) for settings in several)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
-    return [json.loads(line) for line in run.stdout.splitlines()]
+    done = python("-m", "tests.faults.together", *map(json.dumps, several))
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def undisturbed(settings: Settings, root: Path) -> tuple[str, dict[str, str]]:
