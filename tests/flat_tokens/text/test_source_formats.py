@@ -4,6 +4,7 @@ import bz2
 import gzip
 import io
 import lzma
+import sys
 import zipfile
 
 import numpy as np
@@ -140,22 +141,59 @@ def test_what_is_packed_twice_is_refused(pack):
         detect_format(pack(TEXT)[:4096], "a.txt.gz")
 
 
+GZIP = gzip.compress(b"some lines of text\n" * 10_000)
+DAMAGED_GZIP = {
+    "cut off": (GZIP[:-20], "ended before the end-of-stream"),
+    "another checksum": (GZIP[:-8] + bytes(4) + GZIP[-4:], "CRC check failed"),
+    "another method": (GZIP[:2] + b"\7" + GZIP[3:], "Unknown compression method"),
+    "a byte that differs": (GZIP[:40] + bytes([GZIP[40] ^ 255]) + GZIP[41:], ""),
+    "something behind it": (GZIP + b"something that is longer than a header", "Not a gzipped file"),
+}
+
+
+@pytest.fixture(params=["isal", "zlib"])
+def gzip_reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both readers of gzip: the second is there for who has not installed the first."""
+    if request.param == "zlib":
+        monkeypatch.setitem(sys.modules, "isal", None)
+
+
+@pytest.mark.usefixtures("gzip_reader")
+@pytest.mark.parametrize(("data", "words"), DAMAGED_GZIP.values(), ids=DAMAGED_GZIP)
+def test_damaged_gzip_is_refused_with_its_place(data, words):
+    with refusal(rf"^a.gz is damaged at byte \d+ or before: .*{words}"):
+        list(unpacked(io.BytesIO(data), ".gz", "a.gz"))
+
+
+@pytest.mark.usefixtures("gzip_reader")
+def test_an_error_of_the_disk_is_not_one_of_the_gzip_file():
+    class Failing(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise OSError(5, "Input/output error")
+
+        def readinto(self, buffer: object) -> int:
+            raise OSError(5, "Input/output error")
+
+    with refusal("Input/output error", OSError):
+        list(unpacked(Failing(GZIP), ".gz", "a.gz"))
+
+
 def test_empty_bzip2_is_bzip2():
     assert compression_of(bz2.compress(b""), "a.txt.bz2") == ".bz2"
-    assert b"".join(unpacked(io.BytesIO(bz2.compress(b"") + bz2.compress(TEXT)), ".bz2", "a")) == TEXT
 
 
+@pytest.mark.usefixtures("gzip_reader")
 @pytest.mark.parametrize(("ending", "pack"), [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)])
 @pytest.mark.parametrize("size", [1, 300_000])
 def test_streams_behind_the_first_are_read_or_the_file_is_damaged(ending, pack, size):
-    """A byte between two streams would hide the second one; zeros may be there, as xz and tar write them."""
+    """A byte between two streams would hide the second one; zeros may be there, as xz and tar write them. Some are empty."""
     text = np.random.default_rng(0).bytes(size)
     packed = pack(text)
 
     def read(*parts: bytes) -> bytes:
         return b"".join(unpacked(io.BytesIO(b"".join(parts)), ending, f"a{ending}"))
 
-    assert read(packed, b"\0" * 8, pack(TEXT), packed, b"\0" * 100_000) == text + TEXT + text
+    assert read(pack(b""), packed, b"\0" * 8, pack(TEXT), packed, b"\0" * 100_000) == text + TEXT + text
     for between in (b"X", b"\0X", b"garbage" * 5000, pack(TEXT)[1:], pack(TEXT)[:-3]):
         with refusal(rf"^a{ending} is damaged at byte"):
             read(packed, between, pack(TEXT))

@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import tasks.text.runs
 from flat_tokens.columns import joined, merged
 from flat_tokens.text import plain
 from flat_tokens.text.formats import FileFormat
-from flat_tokens.text.plain import plain_texts
 from tasks.config import DocumentPolicy, Source
 from tasks.models import FileRange, Slice, SourceFile
 from tasks.rows import ROW, fact, kept_of
@@ -103,6 +102,7 @@ def check_same(ranges: list[FileRange], source: Source, policy: DocumentPolicy, 
 
 @examples(300)
 @given(CONTENTS, POLICIES, st.sampled_from([None, "\n", "\n\n", "--", "\r\n", "a"]), st.sampled_from([1, 7, 30, 1 << 20]))
+@example([b"a-", b"-b", b"---"], DocumentPolicy(), "--", 1 << 20)
 def test_plain_text_together(tmp_path, contents, policy, separator, batch_bytes):
     source = Source(path="x", document_separator=separator)
     check_same(written(tmp_path / "in", contents, "text", source), source, policy, batch_bytes)
@@ -235,14 +235,3 @@ def test_a_file_that_changes_is_named(tmp_path, change, kind):
         ranges[1] = ranges[1]._replace(file=ranges[1].file._replace(stamp=(len(content), 0, 0, 0)))
     with refusal(rf"001\.{kind} (changed while the build read it|is not a plain file)"):
         read([Slice(tuple(ranges))], source, DocumentPolicy())
-
-
-@given(
-    st.lists(st.lists(st.sampled_from(PIECES), max_size=8).map(b"".join), min_size=1, max_size=6),
-    st.sampled_from(["", "\n", "--", "-a-"]),
-)
-def test_texts_are_those_of_each_file(contents, separator):
-    data = np.frombuffer(b"".join(contents), np.uint8)
-    texts, counts = plain_texts(data, np.cumsum(list(map(len, contents))), separator.encode())
-    wanted = [plain.split(one, separator.encode()).to_pylist() if one else [] for one in contents]
-    assert (texts.to_pylist(), counts.tolist()) == ([text for some in wanted for text in some], list(map(len, wanted)))

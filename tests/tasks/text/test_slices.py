@@ -155,11 +155,13 @@ def test_every_document_comes_once_in_order_with_its_row_and_key(
     bom=st.booleans(),
 )
 @example(data="a-----b", separator="--", slice_bytes=2, block=1, bom=False)
+@example(data="a-----b", separator="--", slice_bytes=99, block=20, bom=False)
 @example(data="a-a-a-a", separator="a-a", slice_bytes=3, block=2, bom=False)
 @example(data="--", separator="--", slice_bytes=1, block=1, bom=True)
 @example(data="a|bbbb", separator="|", slice_bytes=99, block=1, bom=False)
 @example(data="a\r\n\r\nb\n\r\n\n-", separator="\n\n", slice_bytes=2, block=1, bom=False)
 @example(data="\r\n" * 9, separator="\n\n", slice_bytes=3, block=2, bom=False)
+@example(data="a\n\r\nb\n\n", separator="\n\n", slice_bytes=99, block=20, bom=False)
 @examples(500)
 def test_texts_are_cut_at_separators_from_left_to_right(tmp_path, blocks_of, data, separator, slice_bytes, block, bom):
     """As ``re.split`` does, but that a separator at the very end ends the last document; also across slices and blocks. A line
