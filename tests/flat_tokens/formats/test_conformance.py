@@ -253,7 +253,16 @@ ROWS = {
             ([[300]], {"vocabulary_size": 256}, "vocabulary_size is 256, but max_token_id or end_of_text is 300"),
             ([[3]], {"end_of_text": 256, "vocabulary_size": 256}, "max_token_id or end_of_text is 256"),
         ],
-        others=[(pbin([(0, 8), (0, 12)]), Modalities(ignore_offsets=True), [[0] * 2, [0] * 3])],
+        others=[
+            (pbin([(0, 8), (0, 12)]), Modalities(ignore_offsets=True), [[0] * 2, [0] * 3]),
+            *(  # merged by Modalities, which takes 12 off the offsets behind each file
+                (pbin(pairs, tokens=integers("I", 1, 2, 3, 4, 5)), Modalities(), found)
+                for pairs, found in [
+                    ([(0, 8), (8, 4), (0, 4), (4, 4)], [[1, 2], [3], [4], [5]]),
+                    ([(0, 4), (-8, 8), (-12, 4), (-20, 0), (-8, 4)], [[1], [2, 3], [4], [], [5]]),  # three merged before
+                ]
+            ),
+        ],
         wrong=[{"end_of_text": -1}, {"closing": "never"}, {"generation": 4}, {"tokens_per_file": 0}],
     ),
     "megatron": Row(
@@ -760,6 +769,7 @@ def in_pieces(patch: pytest.MonkeyPatch) -> None:
         "mds.BYTES_AT_A_TIME": 64,
         "mds.STARTS_AT_A_TIME": 3,
         "megatron.STARTS_AT_A_TIME": 3,
+        "modalities.INDEX_BLOCK_BYTES": 9,
         "nanogpt.BATCH_TOKENS": 5,
         "olmo.LINES_AT_A_TIME": 3,
         "olmo.TEXT_AT_A_TIME": 24,

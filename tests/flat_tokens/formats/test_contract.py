@@ -1,42 +1,20 @@
 """What the formats share: cutting into parts and batches, naming splits, finding files, opening anything."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import flat_tokens
 from flat_tokens.formats import Files, open_any
-from flat_tokens.formats.contract import bounded_batches, sequence_ranges, split_of
+from flat_tokens.formats.contract import sequence_ranges, split_of
 from flat_tokens.formats.megatron import Megatron
 from flat_tokens.formats.modalities import Modalities
 from flat_tokens.rows.split import ahead
-from flat_tokens.stores.store import Store
-from flat_tokens.writer import FlatTokensWriter
 from tests.examples import examples
 from tests.flat_tokens.formats.exporting import put, sequences_in, splits_of
 from tests.made import write_sequences
 from tests.refusal import refusal
 
 RAGGED = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=12), max_size=15)
-
-
-@examples(50)
-@given(sequences=RAGGED, max_tokens=st.integers(1, 15))
-def test_bounded_batches_put_together_are_the_array(sequences, max_tokens):
-    """No batch is larger than it may be, and what a writer makes of them is what was read."""
-    split = splits_of(sequences)["train"]
-    store = Store.at("memory://put-together")
-    store.remove("")
-    with FlatTokensWriter(store, flat_tokens.LAYOUTS["mmap"]) as writer, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flat_tokens.formats.contract.BATCH_TOKENS", max_tokens)
-        for batch in bounded_batches(split):
-            assert batch.token_count <= max_tokens
-            assert batch.seq_starts[-1] == batch.token_count
-            writer.append(batch)
-    again = flat_tokens.reader.open_split(store)
-    assert [list(again.sequence(i)) for i in range(again.seq_count)] == sequences
-    assert np.array_equal(again.slice(0, again.token_count), split.slice(0, split.token_count))
 
 
 @examples(50)

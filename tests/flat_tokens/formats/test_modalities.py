@@ -1,4 +1,4 @@
-"""Modalities: the reference's own files, merged files, ends of documents, and indexes that are large or lie."""
+"""Modalities: the reference's own files, files that it merges, ends of documents, and indexes that are large or lie."""
 
 import json
 import os
@@ -6,7 +6,6 @@ import pickle
 import struct
 import tracemalloc
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,8 +52,8 @@ def test_unless_present_closes_just_the_documents_that_do_not_end_so(sequences):
 # Files that lie.
 
 
-def pbin(index: bytes, tokens: bytes = bytes(20), width: int = 4) -> bytes:
-    return struct.pack("<QI", len(tokens), width) + tokens + index
+def pbin(index: bytes, tokens: bytes = bytes(20)) -> bytes:
+    return struct.pack("<QI", len(tokens), 4) + tokens + index
 
 
 @pytest.mark.parametrize(
@@ -71,50 +70,15 @@ def test_an_index_that_the_options_do_not_allow_is_refused(tmp_path, pairs, opti
         open_any(tmp_path / "train.pbin", options=options)
 
 
-def merged(*files: bytes) -> bytes:
-    """Files in one, as ``modalities data merge_packed_data`` merges them: it takes 12 off the offsets behind each file."""
-    data, index, offset = b"", [], 0
-    for file in files:
-        length = int.from_bytes(file[:8], "little")
-        data += file[12 : 12 + length]
-        index += [(start + offset, size) for start, size in pickle.loads(file[12 + length :])]
-        offset += length - 12
-    return pbin(pickle.dumps(index), data, width=2)
-
-
-def packed(*documents: list[int]) -> bytes:
-    """As Modalities packs them."""
-    ends = np.cumsum([2 * len(document) for document in documents]).tolist()
-    pairs = [(end - 2 * len(document), 2 * len(document)) for end, document in zip(ends, documents, strict=True)]
-    return pbin(pickle.dumps(pairs), b"".join(np.array(document, "<u2").tobytes() for document in documents), width=2)
-
-
-def test_files_that_modalities_has_merged_are_read(tmp_path):
-    """Documents of all lengths, files of one document, files merged from merged ones: each is read to its last token."""
-    a, b, c, d = [[1], [2, 3]], [[4, 5, 6, 7, 8, 9, 10]], [[11, 12], [13], [14]], [[15] * 100, [16]]
-    assert pickle.loads(merged(packed(*a), packed(*b))[12 + 20 :]) == [(0, 2), (2, 4), (-6, 14)]  # the last one is at 6
-    for file, documents in {
-        merged(packed(*a), packed(*b)): [*a, *b],
-        merged(packed(*a), packed(*b), packed(*c), packed(*d)): [*a, *b, *c, *d],
-        merged(merged(packed(*a), packed(*b)), packed(*c)): [*a, *b, *c],
-        merged(packed(*a), merged(packed(*b), packed(*c), packed(*d)), packed(*a)): [*a, *b, *c, *d, *a],
-        merged(packed(*[[1]] * 70_000), packed(*c), packed(*[[2, 3]] * 70_000)): [*[[1]] * 70_000, *c, *[[2, 3]] * 70_000],
-    }.items():
-        (tmp_path / "merged.pbin").write_bytes(file)
-        split = open_any(tmp_path / "merged.pbin").splits["train"]
-        assert [ids.tolist() for batch in split.batches() for ids in batch.sequences()] == documents
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.needs("torch", "modalities")
 def test_what_modalities_itself_merges_is_read(tmp_path):
     theirs = pytest.importorskip("modalities.dataloader.create_packed_data", reason="needs modalities", exc_type=ImportError)
     parts = [[[1], [2, 3]], [[4, 5, 6, 7, 8, 9, 10]], [[11, 12], [13]]]
     for i, documents in enumerate(parts):
-        (tmp_path / f"{i}.pbin").write_bytes(packed(*documents))
-    files = [theirs.EmbeddedStreamData(tmp_path / f"{i}.pbin") for i in range(len(parts))]
+        put(tmp_path / str(i), Modalities(vocabulary_size=300), documents)
+    files = [theirs.EmbeddedStreamData(tmp_path / str(i) / "train.pbin") for i in range(len(parts))]
     theirs.join_embedded_stream_data(files, tmp_path / "merged.pbin", chunk_size=7)
-    assert (tmp_path / "merged.pbin").read_bytes() == merged(*(packed(*documents) for documents in parts))
     assert sequences_in(open_any(tmp_path / "merged.pbin").splits["train"]) == [ids for part in parts for ids in part]
 
 
