@@ -562,7 +562,7 @@ ROWS = {
             (Mds(size_limit=300), LARGEST),
             (Mds(size_limit=1), LARGEST),
             (Mds(end_of_text=LARGEST, size_limit=300, column="input_ids"), LARGEST - 1),
-            (Mds(end_of_text=LARGEST, length=4, size_limit=300), LARGEST - 1),
+            (Mds(end_of_text=LARGEST, length=4, size_limit=300, compression="zstd"), LARGEST - 1),
             (Mds(end_of_text=LARGEST, length=1000), LARGEST - 1),
             (Mds(end_of_text=LARGEST, length=1, size_limit=1), LARGEST - 1),
         ],

@@ -29,7 +29,6 @@ from tests.flat_tokens.arrays.test_arrays import files
 from tests.refusal import refusal
 
 MEBIBYTE = 1 << 20
-SIZES = [0, 1, 4095, 4096, 4097, WRITE_BUFFER_BYTES - 1, WRITE_BUFFER_BYTES, WRITE_BUFFER_BYTES + 1, 9_999_991, 12 * MEBIBYTE]
 
 
 def some_bytes(size: int, seed: int = 0) -> bytes:
@@ -39,20 +38,8 @@ def some_bytes(size: int, seed: int = 0) -> bytes:
 # Writing
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("piece", [12 * MEBIBYTE, 1_000_003])
-def test_an_object_is_what_was_written_with_its_size_and_digest(tmp_path, size, piece):
-    data = some_bytes(size)
-    with Store.at(tmp_path).create("below/here/object") as writer:
-        for start in range(0, size, piece):
-            writer.write(data[start : start + piece])
-    assert files(tmp_path) == {"below/here/object": data}
-    assert writer.stored == StoredObject("below/here/object", size, f"blake3:{blake3(data).hexdigest()}")
-    assert Store.at(tmp_path).digest("below/here/object") == writer.stored
-
-
 @pytest.mark.parametrize("where", ["local", "memory"])
-@pytest.mark.parametrize("before", [0, 100_000, WRITE_BUFFER_BYTES - 131_076, WRITE_BUFFER_BYTES - 1])
+@pytest.mark.parametrize("before", [0, 4092, WRITE_BUFFER_BYTES - 131_076, WRITE_BUFFER_BYTES - 1])
 @pytest.mark.parametrize(
     ("count", "width"), [(0, 10), (3, 10), (40, 131_076), (2, WRITE_BUFFER_BYTES), (2, WRITE_BUFFER_BYTES + 1)]
 )
@@ -78,15 +65,7 @@ def test_rows_follow_each_other_whichever_of_them_fit_the_buffer(tmp_path, where
 
 @pytest.mark.parametrize(
     "data",
-    [
-        np.arange(5, dtype="<u8"),
-        np.arange(6, dtype="<u4").reshape(2, 3),
-        np.empty(0, np.uint64),
-        memoryview(b"abc"),
-        bytearray(b"abc"),
-        memoryview(b""),
-    ],
-    ids=["uint64", "two dimensions", "empty array", "memoryview", "bytearray", "empty memoryview"],
+    [np.arange(6, dtype="<u4").reshape(2, 3), np.empty(0, np.uint64), memoryview(b"abc"), bytearray(b"abc")],
 )
 def test_anything_with_a_buffer_can_be_written(tmp_path, data):
     with Store.at(tmp_path).create("object") as writer:
@@ -101,13 +80,6 @@ def interrupted(store: Store, size: int) -> None:
         raise InterruptedError("somebody pulled the plug")
 
 
-@pytest.mark.parametrize("size", [0, 10, 9_999_991])
-def test_an_exception_in_the_block_leaves_nothing(tmp_path, size):
-    with refusal("plug", InterruptedError):
-        interrupted(Store.at(tmp_path), size)
-    assert files(tmp_path) == {}
-
-
 @pytest.mark.parametrize("size", [10, 9_999_991])
 def test_nothing_or_the_former_object_is_there_until_the_new_one_is_whole(tmp_path, size):
     store = Store.at(tmp_path)
@@ -118,6 +90,8 @@ def test_nothing_or_the_former_object_is_there_until_the_new_one_is_whole(tmp_pa
     with store.create("object") as writer:
         writer.write(some_bytes(size))
         assert store.read("object") == b"old"
+    with refusal("plug", InterruptedError):
+        interrupted(store, size + 1)
     assert store.read("object") == some_bytes(size)
     assert list(files(tmp_path)) == ["object"]
 
