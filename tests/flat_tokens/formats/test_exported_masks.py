@@ -122,10 +122,9 @@ def mask_of(path: Path, options: dict[str, Any] | None = None) -> list[int] | No
     return None if masks[0] is None else np.concatenate(masks).tolist()
 
 
-@pytest.mark.parametrize("kind", [pa.int64(), pa.int32(), pa.int16()], ids=str)
-@pytest.mark.parametrize("lists", [pa.list_, pa.large_list, lambda kind: pa.list_(kind, 2)], ids=["list", "large_list", "fixed"])
-def test_labels_of_any_width_are_read(tmp_path, kind, lists):
-    labels = pa.array([[-100, 6], [7, -100]], lists(kind))
+@pytest.mark.parametrize("kind", [pa.list_(pa.int64()), pa.large_list(pa.int32()), pa.list_(pa.int16(), 2)], ids=str)
+def test_labels_of_any_width_are_read(tmp_path, kind):
+    labels = pa.array([[-100, 6], [7, -100]], kind)
     assert mask_of(table(tmp_path / "a.parquet", input_ids=IDS, labels=labels)) == [0, 1, 1, 0]
 
 

@@ -98,29 +98,28 @@ def test_a_unit_is_what_was_added_or_not_there_and_all_are_within_the_bound(tmp_
 
 
 @pytest.mark.parametrize(
-    "spoil", ["", "cut", "longer", "empty", "other unit", "pages swapped", "directory", "fifo", "link to nothing"]
+    "spoil",
+    [
+        lambda path, data: data[:16_384],
+        lambda path, data: b"",
+        lambda path, data: path.with_name(name(0)).read_bytes(),
+        lambda path, data: data[16_384:32_768] + data[:16_384] + data[32_768:],
+        lambda path, data: path.mkdir(),
+        lambda path, data: os.mkfifo(path),
+        lambda path, data: path.symlink_to("/nowhere"),
+    ],
+    ids=["cut", "empty", "other unit", "pages swapped", "directory", "fifo", "link to nothing"],
 )
 def test_what_is_not_as_it_was_written_is_no_hit_and_is_written_again(tmp_path, spoil):
     cache = DiskCache(tmp_path, bound(5))
     add(cache, range(2))
     path = tmp_path / name(1)
     data = path.read_bytes()
-    if spoil in ("directory", "fifo", "link to nothing"):
-        path.unlink()
-        {"directory": path.mkdir, "fifo": lambda: os.mkfifo(path), "link to nothing": lambda: path.symlink_to("/nowhere")}[
-            spoil
-        ]()
-    else:
-        other = (tmp_path / name(0)).read_bytes()
-        swapped = data[16_384:32_768] + data[:16_384] + data[32_768:]
-        path.write_bytes(
-            {"": data, "cut": data[:16_384], "longer": data + b"x", "empty": b"", "other unit": other, "pages swapped": swapped}[
-                spoil
-            ]
-        )
-    if spoil not in ("", "longer"):
-        assert cache.find(name(1), 0, SIZE) is None
-    if spoil == "directory":
+    path.unlink()
+    if (other := spoil(path, data)) is not None:
+        path.write_bytes(other)
+    assert cache.find(name(1), 0, SIZE) is None
+    if path.is_dir():
         path.rmdir()
     add(cache, [1])
     assert has(cache, 1)
