@@ -198,7 +198,8 @@ SIZES = st.fixed_dictionaries(
 @given(datasets(), st.sampled_from([0, 0.3, 0.5, 1]), st.integers(0, 2**63 - 1), st.sampled_from(sorted(SMALL)), SIZES)
 def test_spans_put_together_are_exactly_the_chosen_documents_in_order(place, shards, fraction, seed, layout, sizes):
     """Whatever the shards, the spans' and blocks' sizes, what is read whole, and the order in which spans are written: every
-    object is written once, and all of them together are what a list would hold.
+    object is written once, and all of them together are what a list would hold. A span comes with the last shard that it takes
+    from, and names no other ones than it takes from.
     """
     rule = SplitRule(fraction=fraction, seed=seed)
     place.root.remove("")
@@ -207,7 +208,17 @@ def test_spans_put_together_are_exactly_the_chosen_documents_in_order(place, sha
             patch.setattr(name, size)
         target = target_of(place, rule, layout)
         lines, parts = SpanLayout(target), store_shards(shards, place)
-        spans = [span for part in parts for span in lines.add(part, count_part(part, target))] + [*lines.rest({})]
+        spans = []
+        for part in parts:
+            ended = list(lines.add(part, count_part(part, target)))
+            assert all((last := span.parts[-1]).file == part.file and last.first_row == part.first_row for span in ended)
+            spans += ended
+        spans += lines.rest({})
+        for span in spans:
+            for one in span.parts:
+                start, count = (one.first_token, one.token_count) if span.of_tokens else (one.first_seq, one.seq_count)
+                assert start < span.stop
+                assert start + count > span.start
         order = random.Random(7).sample(range(len(spans)), len(spans))
         written = [span for _, span in sorted({i: write_span(spans[i], target) for i in order}.items())]
     rows = model(shards, rule)
@@ -236,37 +247,6 @@ def even(count: int, length: int) -> Shard:
     return Shard([Document(key, [key % 1000] * length) for key in range(count)], None)
 
 
-@given(
-    counts=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), max_size=8),
-    span_tokens=st.sampled_from([1, 16, 40]),
-    span_documents=st.sampled_from([1, 8, 12]),
-)
-def test_a_span_comes_with_the_last_shard_that_it_takes_from(counts, span_tokens, span_documents):
-    """It names no other ones."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks.assemble.write, "SPAN_TOKENS", span_tokens)
-        patch.setattr(tasks.assemble.write, "SPAN_DOCUMENTS", span_documents)
-        lines = SpanLayout(target_of(Workspace(Store.at("memory://nowhere"), ""), SplitRule(fraction=0, seed=0)))
-        for number, one in enumerate(counts):
-            part = ShardPart(shard=token_shard(), file=number, first_row=0, all_in=None)
-            for span in lines.add(part, {"train": one, "validation": (0, 0)}):
-                ends = [
-                    (at.first_token, at.first_token + at.token_count)
-                    if span.of_tokens
-                    else (at.first_seq, at.first_seq + at.seq_count)
-                    for at in span.parts
-                ]
-                assert all(start < span.stop and stop > span.start for start, stop in ends)
-                assert span.parts[-1].file == number
-
-
-def test_membership_is_the_same_in_every_version():
-    """Literals, computed with Python's own integers: who changes them moves documents between the splits of every dataset."""
-    keys = np.arange(12, dtype=np.uint64)
-    assert np.flatnonzero(SplitRule(fraction=0.5, seed=0).numbers(keys)).tolist() == [4, 5, 9, 11]
-    assert np.flatnonzero(SplitRule(fraction=0.5, seed=1).numbers(keys)).tolist() == [1, 3, 4, 5, 6, 8, 10, 11]
-
-
 ALL_TRAIN = SplitRule(fraction=0, seed=0)
 
 
@@ -283,25 +263,13 @@ class OnRequest:
         return True
 
 
-def opened(target: Target) -> Assembler:
-    """An assembler that writes spans of tokens while parts arrive, and the others when it is asked for them."""
-    assembler = Assembler(target)
-    assembler.write_with(lambda span: OnRequest(span, target, assembler))
-    assembler.open_sink({}, streams=False)
-    return assembler
-
-
 def assembled(parts: list[ShardPart], target: Target) -> list[tuple[Span, WrittenSpan]]:
-    with opened(target) as assembler:
+    with opened_sink(target, streams=False) as (assembler, _):
         for part in parts:
             assembler.add(part)
         assembler.end()
         found = assembler.finish()
         return list(zip(found.spans, found.written, strict=True))
-
-
-def objects_of(place: Workspace, version: str = "v") -> list[str]:
-    return sorted(key for key, _ in (place.root / "versions" / version).listing())
 
 
 @pytest.mark.parametrize(
@@ -315,11 +283,11 @@ def objects_of(place: Workspace, version: str = "v") -> list[str]:
 def test_tokens_are_written_without_a_task_or_left_to_the_tasks(place, monkeypatch, setting, value, shards, early):
     """Those of small shards, and those that come faster than they are written, are left."""
     monkeypatch.setattr(tasks.assemble.write, setting, value)
-    with opened(target_of(place, ALL_TRAIN)) as assembler:
+    with opened_sink(target_of(place, ALL_TRAIN), streams=False) as (assembler, _):
         for part in store_shards([even(*one) for one in shards], place):
             assembler.add(part)
         assembler.end()
-    assert objects_of(place) == [f"train/encoded_tokens/c/{i}" for i in early]
+    assert stored_in(place) == [f"train/encoded_tokens/c/{i}" for i in early]
 
 
 def test_what_could_not_be_written_while_parts_arrived_is_written_by_the_task(place, monkeypatch):
@@ -336,14 +304,14 @@ def test_a_build_that_fails_leaves_no_part_of_a_span(place):
     """Its parts have not all arrived: nobody waits for them, and nothing is stored of it."""
 
     def build() -> None:
-        with opened(target_of(place, ALL_TRAIN)) as assembler:
+        with opened_sink(target_of(place, ALL_TRAIN), streams=False) as (assembler, _):
             for part in store_shards([even(1, 5)], place):
                 assembler.add(part)
             raise ValueError("a slice is bad")
 
     with refusal("a slice is bad"):
         build()
-    assert objects_of(place) == []
+    assert stored_in(place) == []
 
 
 def test_a_span_that_did_not_get_its_items_fails(place, monkeypatch):
@@ -351,6 +319,10 @@ def test_a_span_that_did_not_get_its_items_fails(place, monkeypatch):
     monkeypatch.setattr(tasks.assemble.assembler, "count_part", lambda part, target: {"train": (6, 16), "validation": (0, 0)})
     with pytest.raises(AssertionError, match="15 items arrived instead of 16"):
         assembled(store_shards([even(5, 3)], place), target_of(place, ALL_TRAIN))
+
+
+def stored_in(place: Workspace) -> list[str]:
+    return sorted(key for key, _ in (place.root / "versions/v").listing())
 
 
 VERSION = "v"
@@ -378,12 +350,16 @@ def key_of(number: int) -> str:
 
 
 @contextlib.contextmanager
-def opened_sink(target: Target, shards: list[Shard] | None = None) -> Iterator[tuple[Assembler, VersionSink]]:
-    """An assembler of *shards*, or of any slices, and its sink."""
+def opened_sink(
+    target: Target, shards: list[Shard] | None = None, *, streams: bool = True
+) -> Iterator[tuple[Assembler, VersionSink]]:
+    """An assembler of *shards*, or of any slices, and its sink. Spans of tokens are written while parts arrive, the others when
+    their results are asked for.
+    """
     splits = [shard.all_in for shard in shards] if shards is not None else [None] * SLICES
     with Assembler(target) as assembler:
         assembler.write_with(lambda span: OnRequest(span, target, assembler))
-        sink = assembler.open_sink({key_of(i): (i, split) for i, split in enumerate(splits)}, streams=True)
+        sink = assembler.open_sink({key_of(i): (i, split) for i, split in enumerate(splits)}, streams=streams)
         assert sink is not None
         yield assembler, sink
 
@@ -523,7 +499,7 @@ def unfinished(tmp_path: Path) -> Iterator[tuple[Workspace, TokenShard, Path]]:
         yield place, known[0], Path(place.root.path(UNFINISHED)) / name / "train-1"
 
 
-def test_an_object_that_ends_early_or_is_gone_is_found(unfinished):
+def test_objects_and_entries_that_do_not_fit_the_receipt_are_found(unfinished):
     place, shard, path = unfinished
     for happens, words in (
         (lambda: os.truncate(path, 12), "object 1 of train of the unfinished version v ends before token 4"),
@@ -534,10 +510,6 @@ def test_an_object_that_ends_early_or_is_gone_is_found(unfinished):
         happens()
         with refusal(words):
             check_unfinished(place.root, shard)
-
-
-def test_entries_that_do_not_fit_the_receipt_are_found(unfinished):
-    place, shard, _ = unfinished
     os.truncate(place.root.path(f"{shard_key(shard.key)}/{ENTRIES}"), 99)
     with refusal("has 99 bytes, which are not those of 4 documents"):
         open_shard(place.root, shard)
@@ -577,27 +549,18 @@ def test_a_slice_waits_for_those_before_it(on_disk):
         assert got == [True, False]
 
 
-def test_a_slice_waits_for_none_of_its_own_task(on_disk):
-    """The part of that one is added when the task has ended."""
-    before = TASK.set(object())
-    try:
-        with opened_sink(target_of(on_disk, HALF)) as (_, sink):
-            sink.skip(key_of(0))
-            with sink.stream(key_of(1)) as into:
-                assert into is None
-    finally:
-        TASK.reset(before)
-
-
-def test_a_slice_waits_for_the_one_that_its_thread_had_before(on_disk):
-    """The part of that one is added meanwhile: both are tasks of their own."""
+@pytest.mark.parametrize("task", [None, object()])
+def test_a_slice_waits_for_one_before_it_that_its_thread_had_but_not_for_one_of_its_own_task(on_disk, task):
+    """The part of that one is added meanwhile; that of one of the same task when the task has ended."""
+    before = TASK.set(task)
     with opened_sink(target_of(on_disk, HALF)) as (assembler, sink):
         sink.skip(key_of(0))
         adding = threading.Timer(0.05, lambda: assembler.add(store_shard(even(1, 3), 0, on_disk)))
         adding.start()
         with sink.stream(key_of(1)) as into:
-            assert into is not None
+            assert (into is None) == (task is not None)
         adding.join()
+    TASK.reset(before)
 
 
 KEPT = {"near_duplicates": {"action": "keep"}}
@@ -710,7 +673,7 @@ def test_nobody_waits_for_a_writer_that_failed(on_disk, monkeypatch, failing, fo
 
 def test_many_short_documents_are_few_arrays(on_disk, monkeypatch):
     """Half of them validation, in no order: the thread that writes gets them together, not one by one."""
-    shards, lengths = [Shard([Document(key, [key % 7] * (key % 3)) for key in range(900)], None)], []
+    shard, lengths = Shard([Document(key, [key % 7] * (key % 3)) for key in range(900)], None), []
     real = tasks.assemble.write.SpanWriter.stream
 
     def noted(writer: Any, tokens: Any, *rest: Any) -> Any:
@@ -720,31 +683,9 @@ def test_many_short_documents_are_few_arrays(on_disk, monkeypatch):
     monkeypatch.setattr(tasks.assemble.write, "SPAN_TOKENS", 1 << 10)
     monkeypatch.setattr(tasks.assemble.write.SpanWriter, "stream", noted)
     target = target_of(on_disk, HALF)
-    with opened_sink(target, shards) as (assembler, sink):
-        assembler.add(stream(shards[0], 0, sink, target, len(shards[0].documents)))
-        assembler.end()
-        finish(assembler.finish().spans, "mmap", on_disk)
-    check_arrays(model(shards, HALF), "mmap", on_disk)
+    with opened_sink(target) as (_, sink):
+        stream(shard, 0, sink, target, len(shard.documents))
     assert len(lengths) == 2
-
-
-def test_a_slice_after_one_that_fails_is_told_so(on_disk):
-    """Its tokens arrived after those of the other, which waited for the disk."""
-    batch = TokenBatch.from_sequences([[1, 2]])
-
-    def fail(sink: VersionSink) -> None:
-        with sink.stream(key_of(0)) as first, contextlib.ExitStack() as later:
-            first.append(batch, ONE_ROW)
-            first.end()
-            second = later.enter_context(sink.stream(key_of(1)))
-            second.append(batch, ONE_ROW)
-            raise OSError("No space left on device")
-
-    with opened_sink(target_of(on_disk, ALL_TRAIN)) as (assembler, sink):
-        with refusal("No space left", OSError):
-            fail(sink)
-        with pytest.raises(BrokenStreamError):
-            list(assembler._writers["train"].stream(batch.arrays, 5))
 
 
 class Disk:
