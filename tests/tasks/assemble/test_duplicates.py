@@ -42,18 +42,6 @@ def test_equal_texts_are_one_cluster_and_texts_without_words_are_alone():
     assert clusters(signed([]), 0.8).tolist() == []
 
 
-def test_a_text_may_join_two_clusters():
-    """The third is near to both others, which are not near each other: only the first stays."""
-    one = text(1, 200)
-    middle = one[:185] + text(2, 15)
-    other = one[15:185] + text(2, 15) + text(3, 15)
-    three = [" ".join(words) for words in (one, other, middle)]
-    pairs = similar_pairs(shingles_of(three), 0.8)
-    assert pairs == [(0, 2), (1, 2)]
-    assert clusters(signed(three), 0.8).tolist() == [0, 0, 0]
-    assert clusters(signed(three[:2]), 0.8).tolist() == [0, 1]
-
-
 @given(st.lists(st.tuples(st.integers(0, 29), st.integers(0, 29)), max_size=60), st.integers(1, 20))
 @examples(60)
 def test_union_find_gives_what_a_naive_program_gives(pairs, at_once):
