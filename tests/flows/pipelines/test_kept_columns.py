@@ -1,6 +1,5 @@
 """Columns of the sources that are kept beside the tokens: in every format and layout, in expressions, through refreshes."""
 
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -116,33 +115,6 @@ def test_slices_that_a_version_holds_bring_their_columns(tmp_path, monkeypatch):
         assert flat_tokens.open(tmp_path / "out").manifest["columns"] == {"score": kind}
         clean = build_here(settings(tmp_path / f"clean-{seed}", *inputs, keep=["score"], split_seed=seed))
         assert same_bytes(clean, now)
-
-
-def test_spans_have_an_object_each(tmp_path, monkeypatch):
-    """A source without the columns has nulls."""
-    monkeypatch.setattr("tasks.assemble.write.SPAN_DOCUMENTS", 1)
-    a, b = write_rows(tmp_path / "in/a.jsonl", some_rows(8)), write_rows(tmp_path / "in/b.jsonl", some_rows(5, start=100))
-    told = settings(tmp_path / "out", a, b, keep=["likes"], validation_fraction=0)
-    del told["sources"][1]["keep_columns"]
-    told["sources"].append({**told["sources"][0], "name": "c", "keep_columns": ["good"]})
-    build_here(told)
-    values = kept(tmp_path / "out")["train"]
-    likes, good = ([row[name] for row in some_rows(8)] for name in ("likes", "good"))
-    assert [one["likes"] for one in values] == [*likes, *[None] * 13]
-    assert [one["good"] for one in values] == [*[None] * 13, *good]
-
-
-def test_rows_that_are_missing_are_found_even_if_the_digests_agree(tmp_path):
-    version = Path(build_here(settings(tmp_path / "out", write_rows(tmp_path / "in/x.parquet", some_rows(30)))).path)
-    stored = version / "documents/train/columns/0.parquet"
-    pq.write_table(pq.read_table(stored).slice(1), stored)
-    manifest = json.loads((version / "manifest.json").read_text())
-    now = flat_tokens.stores.store.Store.at(version).digest("documents/train/columns/0.parquet")
-    manifest["objects"] = [now.described() if one["key"] == now.key else one for one in manifest["objects"]]
-    (version / "manifest.json").write_text(json.dumps(manifest))
-    copy = shutil.copytree(version, tmp_path / "copy")
-    with refusal(r"columns/0\.parquet has \d+ rows instead of \d+"):
-        flat_tokens.verify(copy, "full")
 
 
 def test_a_damaged_object_of_columns_is_not_taken_from_a_version(tmp_path):
@@ -330,15 +302,19 @@ def test_kinds_do_not_follow_from_slices(tmp_path, last):
 
 
 def test_all_objects_have_the_kinds_of_the_dataset(tmp_path, monkeypatch):
-    """Whatever is in each, and wherever slices end."""
+    """Whatever is in each, and wherever slices end. A source without a column has nulls."""
     monkeypatch.setattr("tasks.assemble.write.SPAN_DOCUMENTS", 1)
     starts = replace(LAYOUTS["mmap"].seq_starts, object_length=4, chunk_length=2)
     monkeypatch.setitem(LAYOUTS, "mmap", LAYOUTS["mmap"]._replace(seq_starts=starts))
     scores = [None] * 5 + [1, 2, 3] + [2.5] + [None] * 4
-    write_rows(tmp_path / "in/a.jsonl", [{"text": f"text {i}", "score": score} for i, score in enumerate(scores)])
-    told = {"source": {"path": str(tmp_path / "in"), "keep_columns": ["score"]}, "tokenizer": "bytes", "validation_fraction": 0}
+    rows = [{"text": f"text {i}", "score": score, "n": i} for i, score in enumerate(scores)]
+    path = str(write_rows(tmp_path / "in/a.jsonl", rows))
+    sources = [{"name": f"s{i}", "path": path, "keep_columns": keep} for i, keep in enumerate((["score"], None, ["n"]))]
+    told = {"sources": sources, "tokenizer": "bytes", "validation_fraction": 0}
     made = [build_here({**told, "output": str(tmp_path / str(size)), "slice_bytes": size}) for size in (30, 6000)]
     assert same_bytes(*made)
     objects = sorted((tmp_path / "30").glob("versions/*/documents/train/columns/*.parquet"))
     assert {pq.read_schema(file).field("score").type for file in objects} == {pa.float64()}
-    assert [row["score"] for row in kept(tmp_path / "30")["train"]] == scores
+    nulls, found = [None] * 13, kept(tmp_path / "30")["train"]
+    assert [row["score"] for row in found] == [*scores, *nulls, *nulls]
+    assert [row["n"] for row in found] == [*nulls, *nulls, *range(13)]
