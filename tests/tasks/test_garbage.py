@@ -20,7 +20,7 @@ from tasks.output.pointer import read_pointer
 from tasks.output.versions import Version, list_versions, names_of, pin, roll_back
 from tasks.shards.receipts import load_shard
 from tests.examples import first_fast
-from tests.faults.support import build_here, receipts, settings_of, shards_stay, write_notes
+from tests.faults.support import build_here, receipts, shards_stay, write_notes
 from tests.flows.test_stores import s3  # noqa: F401  a fixture
 from tests.refusal import refusal
 from tests.tasks.conftest import IN_A_STORE, ON_DISK
@@ -43,6 +43,7 @@ def shards(root: Store) -> int:
 def test_a_dry_run_removes_nothing_and_lists_what_the_deletion_removes(root, build):
     build("a", "b")
     latest = build("b", "c")
+    assert shards(root) == 0  # after a build every token is stored once
     before = sorted(root.listing())
     dry = collect(root, NOW)
     assert sorted(root.listing()) == before
@@ -55,18 +56,6 @@ def test_a_dry_run_removes_nothing_and_lists_what_the_deletion_removes(root, bui
     assert versions(root) == [latest]
     assert collect(root, NOW, delete=True).garbage == ()
     flat_tokens.verify(root.url, "full")
-
-
-def test_what_kept_versions_hold_needs_no_shards(root, build, output, tmp_path):
-    """After a build every token is stored once, and a refresh is as cheap."""
-    build("a", "b")
-    build("b", "c")
-    assert shards(root) == 0
-    collect(root, NOW, delete=True)
-    paths = [tmp_path / "in" / f"{name}.jsonl" for name in ("b", "c")]
-    settings = {**settings_of(Path("unused"), *paths, scratch=str(tmp_path / "scratch")), "output": output, "split_seed": 1}
-    again = build_here(settings)
-    assert (again.slices_reused, again.text_bytes_tokenized) == (2, 0)
 
 
 def test_shards_that_a_version_holds_go_at_once_and_others_when_they_are_old(root, build):

@@ -18,19 +18,16 @@ import tasks.download.cut
 import tasks.download.outlines
 import tasks.download.small
 from flat_tokens.stores.store import Store
-from flat_tokens.text.rows import Range
 from tasks.config import HubDataset, Source
 from tasks.download.cut import cut_files, fetched_ahead, look_into
 from tasks.download.hub import resolve_hub
 from tasks.download.slices import slices_of
-from tasks.download.sources import resolve_source
 from tasks.download.table import CutFile, known_files, remember_files
 from tasks.models import FoundFile, Slice, SourceFile
 from tasks.output.leases import Workspace
 from tests.refusal import refusal
 from tests.slices import at_hand, range_of_slice
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a fixture
-from tests.tasks.text.test_slices import source_file
 
 SLICE_BYTES = 250
 
@@ -101,6 +98,8 @@ def test_a_file_that_was_cut_once_is_known_without_being_fetched(tmp_path, place
     assert known.cuts == cut.cuts
     assert known.file == cut.file._replace(location="", stamp=(), found=found)
     assert [at_hand(part, sources, place) for part in sliced(cut)] == sliced(cut)  # it is here, and read in place
+    bare = range_of_slice(cut.file._replace(stamp=(), found=None), 0, 1, 10)  # without a stamp it is taken as it is
+    assert at_hand(bare, sources, place) == bare
     assert fetched == ["a.parquet"]
 
 
@@ -154,14 +153,6 @@ def test_a_file_that_no_worker_can_reach_is_named(tmp_path, place):
         copy_of(cut, sources, place)
 
 
-def test_a_file_without_a_stamp_is_taken_as_it_is(tmp_path, place):
-    found, sources = write_file(tmp_path)
-    file = source_file(Path(found.uri), "parquet")
-    assert file.stamp == ()
-    part = sliced(CutFile(file, (Range(0, 1, None, 10),)))[0]
-    assert at_hand(part, sources, place) == part
-
-
 def on_the_hub(hub: StandInHub, **files: bytes) -> tuple[list[FoundFile], tuple[Source, ...]]:
     """Parquet files of a repository, as they are found there."""
     hub.commit("org/text", {f"{name}.parquet": content for name, content in files.items()})
@@ -192,6 +183,9 @@ def test_a_parquet_file_on_the_hub_is_cut_by_its_end_alone(stand_in_hub, tmp_pat
     assert here.read_bytes() == body
     own = place._replace(scratch=str(tmp_path / "own/_staging"))
     assert copy_of(cut, sources, own).is_relative_to(tmp_path / "own")
+    lie = cut_file(found._replace(content=f"sha256:{'0' * 64}"), sources, place)
+    with refusal(re.escape("a.parquet changed while the build read it")):
+        copy_of(lie, sources, place)
 
 
 @pytest.mark.parametrize("end_bytes", [8, 100, 1 << 20])
@@ -217,14 +211,6 @@ def test_what_is_no_parquet_file_is_an_error_that_names_it(
     with refusal(re.escape("a.parquet cannot be read as parquet")):
         cut_file(found, sources, place)
     assert list(Path(place.scratch).rglob("*.part")) == []
-
-
-def test_content_that_is_not_what_the_hub_says_is_refused(stand_in_hub, tmp_path, place):
-    (found,), sources = on_the_hub(stand_in_hub, a=parquet_bytes(tmp_path, "document"))
-    lie = found._replace(content=f"sha256:{'0' * 64}")
-    cut = cut_file(lie, sources, place)
-    with refusal(re.escape("a.parquet changed while the build read it")):
-        copy_of(cut, sources, place)
 
 
 def test_a_file_of_the_same_content_is_known_at_another_revision(
@@ -277,10 +263,7 @@ def test_halves_of_tables_that_killed_processes_left_go(place, tmp_path):
     files.mkdir(parents=True)
     for name in (f".{'a' * 64}.table.0123abcd.part", f".{'a' * 64}.table.ed25519.0123abcd.part", ".other.json.0123abcd.part"):
         (files / name).write_bytes(b"half")
-    (tmp_path / "x.jsonl").write_text('{"text": "a"}\n')
-    chosen = Source(name="x", path=str(tmp_path / "x.jsonl"))
-    (found,) = resolve_source(chosen, 0).files
-    cut_file(found._replace(immutable="ETag:1"), (chosen,), place)
+    cut_file(*write_file(tmp_path), place)
     assert [path.name for path in files.glob(".*.part")] == [".other.json.0123abcd.part"]
     assert len(list(files.glob("*.table"))) == 1
 

@@ -118,20 +118,15 @@ def test_the_digest_is_that_of_the_texts_in_any_format(tmp_path, name):
     assert [data[a:b].tobytes().decode() for a, b in itertools.pairwise(offsets)] == QUESTIONS
 
 
-def test_several_files_are_one_set_and_questions_without_text_are_none(tmp_path):
-    put(tmp_path / "in/b.jsonl", QUESTIONS[1:])
-    (tmp_path / "in/a.jsonl").write_text(json.dumps({"text": QUESTIONS[0]}) + "\n" + json.dumps({"text": None}) + "\n")
-    (found,) = pinned(tmp_path, {"path": str(tmp_path / "in"), "name": "x"})
-    (expected,) = pinned(tmp_path, str(put(tmp_path / "x.jsonl", QUESTIONS)))
-    assert found == expected
-
-
-def test_remote_sets_are_read_as_sources_are(tmp_path, served, stand_in_hub):
+def test_sets_are_read_as_sources_are(tmp_path, served, stand_in_hub):
+    """Also from several files. Questions without text are none."""
     local = put(tmp_path / "www/x.jsonl", QUESTIONS)
     place = Store.at(f"memory://{uuid.uuid4().hex}")
     place.put("x.jsonl", local.read_bytes())
     stand_in_hub.commit("org/name", {"data/test-00000-of-00001.jsonl": local.read_bytes()})
-    sets = [str(local), f"{served}/x.jsonl", f"{place.url}/x.jsonl"]
+    put(tmp_path / "in/b.jsonl", QUESTIONS[1:])
+    (tmp_path / "in/a.jsonl").write_text(json.dumps({"text": QUESTIONS[0]}) + "\n" + json.dumps({"text": None}) + "\n")
+    sets = [{"path": str(tmp_path / "in"), "name": "x"}, str(local), f"{served}/x.jsonl", f"{place.url}/x.jsonl"]
     sets.append({"hub": {"path": "org/name", "split": "test"}, "name": "x"})
     assert len({json.dumps(pinned(tmp_path, one)) for one in sets}) == 1
 

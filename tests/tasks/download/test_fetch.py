@@ -199,17 +199,14 @@ def local(path: Path) -> FoundFile:
 
 
 def test_a_file_is_asked_for_once_and_fetched_once(server, tmp_path):
-    (found,) = resolve(server.url())
-    assert found == FoundFile(source=0, name="data.jsonl", uri=server.url(), size=len(BODY), immutable='ETag:"one"')
+    """A query is not a pattern, and not part of its name."""
+    url = server.url("my%20data.jsonl?download=true")
+    (found,) = resolve(url)
+    assert found == FoundFile(source=0, name="my data.jsonl", uri=url, size=len(BODY), immutable='ETag:"one"')
     file = fetch(found, tmp_path)
     assert is_whole(file)
-    assert (file.name, file.format) == ("data.jsonl", "jsonl")
+    assert (file.name, file.format) == ("my data.jsonl", "jsonl")
     assert server.seen == ["HEAD", "GET"]
-
-
-def test_a_query_is_not_a_pattern_and_not_part_of_the_name(server, tmp_path):
-    file = bring(server.url("my%20data.jsonl?download=true"), tmp_path)
-    assert (file.name, is_whole(file)) == ("my data.jsonl", True)
 
 
 @pytest.mark.parametrize("before", [[], [well]], ids=["found", "fetched"])

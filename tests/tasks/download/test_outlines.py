@@ -5,10 +5,7 @@ import gzip
 import json
 import re
 import socket
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -272,25 +269,6 @@ def test_a_slice_that_waits_for_room_is_not_waited_for(tmp_path, bucket, monkeyp
     monkeypatch.setattr(tasks.shards.write, "local_slice", second_first)
     more = {"slice_bytes": 1600, "scratch_bytes": 1600, "keep_files": False}
     assert len(built(settings(tmp_path / "out", f"{bucket.url}/in", **more))[1]) == 2
-
-
-@pytest.mark.slow
-def test_builds_at_once_never_take_more_than_the_bound(tmp_path, bucket):
-    """One keeps its files; the other has no room for that, and removes them."""
-    builds, seen, line = [], 0, json.dumps({"text": "salt wind " * 99}) + "\n"
-    for name in "ab":
-        for number in range(3):
-            put(bucket, f"{name}/{number}.jsonl", line.encode() * 2000)
-        config = tmp_path / f"{name}.yaml"
-        made = settings(tmp_path / name, f"{bucket.url}/{name}", scratch=str(tmp_path), scratch_bytes=9_000_000)
-        config.write_text(made.model_dump_json(exclude_unset=True))
-        builds.append(subprocess.Popen([sys.executable, "-m", "flows", "build", config, "--no-server", "--quiet"]))
-    while any(build.poll() is None for build in builds):
-        with contextlib.suppress(FileNotFoundError):  # of what goes meanwhile
-            seen = max(seen, sum(path.stat().st_size for path in (tmp_path / "files").glob("**/*.raw")))
-        time.sleep(0.02)
-    assert [build.returncode for build in builds] == [0, 0]
-    assert 0 < seen <= 9_000_000
 
 
 def test_files_of_a_server_that_sends_no_ranges_are_fetched_as_a_whole(tmp_path):

@@ -1,6 +1,5 @@
 """Whole versions as readers find them: every layout through zarr itself, where each document came from, what is reused."""
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from flat_tokens.manifest import SPLITS
 from flat_tokens.stores.store import Store
 from flows.pipelines.build import BuildResult
 from tasks.finalize.seal import count_repeated
-from tasks.output.pointer import is_dataset, publish, read_pointer
+from tasks.output.pointer import is_dataset, read_pointer
 from tasks.shards.index import read_index
 from tests.faults.support import build_here
 from tests.refusal import refusal
@@ -202,18 +201,6 @@ def test_a_version_with_a_file_too_many_is_not_published(tmp_path):
     assert not is_dataset(Store.at(tmp_path), first.version)
     stray.unlink()
     assert make(tmp_path, sources=demo_sources()).version == first.version
-
-
-def test_half_written_pointers_and_notes_of_dead_processes_are_removed(tmp_path):
-    root = Store.at(tmp_path)
-    root.put("versions/one/manifest.json", b"one")
-    root.put("exports/0123-one.json", b"{}")
-    root.put("exports/.0123-one.json.4567.part", b"{")
-    (tmp_path / ".latest.json.0123.part").write_bytes(b"{")
-    (tmp_path / ".latest.fresh").symlink_to("versions/old")
-    publish(root, "one", 0)
-    assert sorted(os.listdir(tmp_path)) == [".latest.lock", "exports", "latest", "latest.json", "versions"]
-    assert os.listdir(tmp_path / "exports") == ["0123-one.json"]
 
 
 @given(

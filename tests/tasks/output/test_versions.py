@@ -208,9 +208,16 @@ def versions(root: Store, *names: str) -> Store:
 
 
 def test_a_pointer_remembers_what_it_pointed_at_each_version_once(tmp_path):
+    """The first has no more than it needs; what dead processes had half written goes."""
     root = versions(Store.at(tmp_path), "one", "two")
     assert read_pointer(root).sequence == 0
+    root.put("exports/0123-one.json", b"{}")
+    for half_written in ("exports/.0123-one.json.4567.part", ".latest.json.0123.part"):
+        root.put(half_written, b"{")
+    (tmp_path / ".latest.fresh").symlink_to("versions/old")
     publish(root, "one", 0)
+    assert sorted(os.listdir(tmp_path)) == [".latest.lock", "exports", "latest", "latest.json", "versions"]
+    assert os.listdir(tmp_path / "exports") == ["0123-one.json"]
     assert sorted(json.loads((tmp_path / "latest.json").read_bytes())) == ["manifest_sha256", "sequence", "version"]  # no more
     for since, version in enumerate(["one", "two", "one", "two"]):
         for _ in range(2):  # whoever is killed after it may do it again
