@@ -3,7 +3,7 @@
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from tokenizers import Tokenizer
 
 import flat_tokens
+from flat_tokens.vocabulary import byte_level_alphabet
 from flows.pipelines.plan import plan
 from tasks.config import BuildConfig, MessageNames, Source
 from tasks.tokenize.chat import Chat
@@ -71,8 +72,8 @@ def settings(
     }
 
 
-def line(talk: Any) -> str:
-    return json.dumps({"talk": talk})
+def line(talk: Any, tools: Any = None) -> str:
+    return json.dumps({"talk": talk} if tools is None else {"talk": talk, "tools": tools})
 
 
 class Reader:
@@ -81,7 +82,7 @@ class Reader:
     def __init__(self, tokenizer: Path) -> None:
         own = Tokenizer.from_file(str(tokenizer))
         self._start, self._stop = own.token_to_id(START), own.token_to_id(STOP)
-        values = {character: value for value, character in enumerate(byte_characters())}
+        values = {character: value for value, character in enumerate(byte_level_alphabet())}
         self._byte = {i: values[token] for token, i in own.get_vocab(with_added_tokens=False).items()}
 
     def read(self, ids: list[int]) -> tuple[list[tuple[str, str]], list[int]]:
@@ -107,96 +108,64 @@ class Reader:
             assert dataset.train.mask(*dataset.train.span(i)).tolist() == mask
 
 
-def byte_characters() -> Iterator[str]:
-    """The character of each byte in a byte-level tokenizer."""
-    seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    hidden = iter(range(0x100, 0x200))
-    return (chr(value if value in seen else next(hidden)) for value in range(256))
-
-
-BAD: list[tuple[Any, str, str]] = [
-    ([{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}], "no_content", "no 'role' or 'content'; it has 'from'"),
-    ([{"role": "user", "text": "x"}], "no_content", "no 'content'; it has 'role', 'text'"),
-    ([*GOOD, {"role": "user", "content": None}], "no_content", "message 2 has no 'content'"),
-    ([*GOOD, {"role": None, "content": "x"}], "no_content", "message 2 has no 'role'"),
-    ([*GOOD, {}], "no_content", "message 2 has no 'role' or 'content'"),
-    ([], "no_messages", "it has no messages"),
-    ([*GOOD, {"role": "critic", "content": "bad"}], "not_rendered", "leaves out the content or calls of its message 2, of role"),
-    ([*GOOD, {"role": "assistant", "tool_calls": [{"function": {"name": "look"}}]}], "not_rendered", "calls of its message 2"),
-    ([{"role": "critic", "content": "bad"}], "not_rendered", "the chat template makes nothing of it"),
-    (["x"], "unencodable", "its messages are not a list of objects"),
-    ([{"role": "user", "content": {"a": 1}}], "unencodable", "the chat template says: "),
+BAD = [
+    (line([{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]), "no_content"),
+    (line([{"role": "user", "text": "x"}]), "no_content"),
+    (line([*GOOD, {"role": "user", "content": None}]), "no_content"),
+    (line([*GOOD, {"role": None, "content": "x"}]), "no_content"),
+    (line([*GOOD, {}]), "no_content"),
+    (line([]), "no_messages"),
+    (line([*GOOD, {"role": "critic", "content": "bad"}]), "not_rendered"),
+    (line([*GOOD, {"role": "assistant", "tool_calls": [{"function": {"name": "look"}}]}]), "not_rendered"),
+    (line([{"role": "critic", "content": "bad"}]), "not_rendered"),
+    (line(["x"]), "unencodable"),
+    (line([{"role": "user", "content": {"a": 1}}]), "unencodable"),
+    (line(GOOD, "{"), "bad_tools"),
+    (line(GOOD, ["look"]), "bad_tools"),
+    (line(GOOD, {"name": "look"}), "wrong_type"),
 ]
-WITHOUT_CRITICS = CHATML.replace("{% for m in messages %}", "{% for m in messages if m.role != 'critic' %}").replace(
+"""Lines of conversations that lose their text or have no tools, and the reason under which each is counted."""
+TOOLS_FIRST = "{% if tools %}{{ tools|tojson }}{% endif %}" + CHATML
+WITHOUT_CRITICS = TOOLS_FIRST.replace("{% for m in messages %}", "{% for m in messages if m.role != 'critic' %}").replace(
     "m.content", "(m.content or '')"
 )
 
 
-@pytest.mark.parametrize(("talk", "reason", "told"), BAD)
-def test_a_conversation_that_loses_its_text_is_a_bad_document(build, talk, reason, told):
-    """The error names file, row and reason."""
-    with pytest.raises(ValueError, match=r"in\.jsonl, line 2 \(row 1\): the conversation cannot be encoded: ") as failed:
-        build([line(GOOD), line(talk), line(GOOD)], WITHOUT_CRITICS)
-    assert told in str(failed.value)
-    assert f"[{reason}]" in str(failed.value)
-
-
-def test_conversations_that_lose_their_text_are_left_out_and_counted(build, tokenizer):
-    """Those before and after each are there."""
-    lines = [line(GOOD)] + [one for talk, _, _ in BAD for one in (line(talk), line(GOOD))]
-    opened = build(lines, WITHOUT_CRITICS, "skip")
+def test_a_conversation_that_loses_its_text_is_a_bad_document(build, tokenizer):
+    """The error names file, row and reason. If it is skipped, those before and after it are there."""
+    told = r"the conversation cannot be encoded: .*no 'role' or 'content'; it has 'from', 'value'.* \[no_content\]"
+    for (bad, _), words in ((BAD[0], told), (BAD[-1], "'tools' is a JSON object, not an array of tools")):
+        with refusal(rf"in\.jsonl, line 2 \(row 1\): {words}"):
+            build([line(GOOD), bad, line(GOOD, [])], WITHOUT_CRITICS, tools_column="tools")
+    lines = [line(GOOD)] + [one for bad, _ in BAD for one in (bad, line(GOOD))]
+    opened = build(lines, WITHOUT_CRITICS, "skip", tools_column="tools")
     Reader(tokenizer).check(opened, [GOOD] * (len(BAD) + 1))
-    assert opened.manifest["totals"]["documents"]["skipped"] == Counter(reason for _, reason, _ in BAD)
-
-
-@pytest.mark.parametrize("kind", ["lines", "lists", "JSON"])
-def test_messages_with_other_names(build, tokenizer, kind):
-    """Their keys and roles are given in the source's configuration. Other keys are still there for the template."""
-    talk = [{"from": "human", "value": "2+2?", "n": "1"}, {"from": "gpt", "value": "4"}, {"from": "tool", "value": "!"}]
-    source = {"messages": {"role": "from", "content": "value", "roles": {"human": "user", "gpt": "assistant"}}}
-    table = pa.table({"talk": [talk] if kind == "lists" else [json.dumps(talk)]})
-    opened = build([line(talk)] if kind == "lines" else table, **source)
-    expected = [*GOOD, {"role": "tool", "content": "!"}]
-    Reader(tokenizer).check(opened, [expected])
-    recorded = opened.manifest["provenance"]["sources"][0]
-    assert recorded["messages"] == recorded["chat"]["messages"] == source["messages"]
-
-
-TOOLS_FIRST = "{% if tools %}{{ tools|tojson }}{% endif %}" + CHATML
+    assert opened.manifest["totals"]["documents"]["skipped"] == Counter(reason for _, reason in BAD)
 
 
 @pytest.mark.parametrize("kind", ["lines", "lists", "JSON", "csv"])
-def test_tools_of_a_conversation(build, tokenizer, tmp_path, kind):
-    """They are given to the template; a conversation without any has none. Lists of Arrow have no keys that are null."""
+def test_messages_with_other_names_and_tools_of_a_conversation(build, tokenizer, tmp_path, kind):
+    """Keys and roles are given in the source's configuration. Tools are given to the template; a conversation without any has
+    none. Lists of Arrow have no keys that are null.
+    """
+    talk = [{"from": "human", "value": "2+2?", "n": "1"}, {"from": "gpt", "value": "4"}, {"from": "tool", "value": "!"}]
+    names = {"role": "from", "content": "value", "roles": {"human": "user", "gpt": "assistant"}}
     tools = [[{"name": "look", "more": {"a": 1}}], None, [{"name": "find", "more": {"b": "x"}}]]
-    rows = [{"talk": GOOD, "tools": one} for one in tools]
-    as_json = {"talk": [json.dumps(GOOD)] * 3, "tools": [one and json.dumps(one) for one in tools]}
+    as_json = {"talk": [json.dumps(talk)] * 3, "tools": [one and json.dumps(one) for one in tools]}
+    rows = [{"talk": talk, "tools": one} for one in tools]
     table = pa.Table.from_pylist(rows) if kind == "lists" else pa.table(as_json)
-    lines = ['{"talk": ' + json.dumps(GOOD) + "}" if row["tools"] is None else json.dumps(row) for row in rows]
     path = {"path": str(write_rows(tmp_path / "in.csv", table.to_pylist()))} if kind == "csv" else {}
-    opened = build(lines if kind == "lines" else table, TOOLS_FIRST, tools_column="tools", **path)
+    lines = [line(talk, one) for one in tools]
+    opened = build(lines if kind == "lines" else table, TOOLS_FIRST, tools_column="tools", messages=names, **path)
     own = Tokenizer.from_file(str(tokenizer))
-    plain = own.encode("".join(f"{START}{m['role']}\n{m['content']}{STOP}\n" for m in GOOD)).ids
-    assert [opened.train.sequence(i).tolist() for i in range(3)] == [
-        own.encode(json.dumps(one) if one else "").ids + plain for one in tools
-    ]
-    assert opened.manifest["provenance"]["sources"][0]["chat"]["tools"] is True
-
-
-@pytest.mark.parametrize(
-    ("row", "reason", "told"),
-    [
-        ({"talk": GOOD, "tools": "{"}, "bad_tools", "its tools are not JSON"),
-        ({"talk": GOOD, "tools": ["look"]}, "bad_tools", "its tools are not a list of objects"),
-        ({"talk": GOOD, "tools": {"name": "look"}}, "wrong_type", "'tools' is a JSON object, not an array of tools"),
-    ],
-)
-def test_tools_that_are_none_make_a_bad_document(build, row, reason, told):
-    lines = [json.dumps(row), line(GOOD)]
-    with refusal(told):
-        build(lines, TOOLS_FIRST, tools_column="tools")
-    opened = build(lines, TOOLS_FIRST, "skip", tools_column="tools")
-    assert opened.manifest["totals"]["documents"]["skipped"] == {reason: 1}
+    expected = [*GOOD, {"role": "tool", "content": "!"}]
+    plain = own.encode("".join(f"{START}{m['role']}\n{m['content']}{STOP}\n" for m in expected)).ids
+    found = [opened.train.sequence(i).tolist() for i in range(3)]
+    assert found == [own.encode(json.dumps(one) if one else "").ids + plain for one in tools]
+    assert opened.train.mask(*opened.train.span(1)).tolist() == Reader(tokenizer).read(found[1])[1]
+    recorded = opened.manifest["provenance"]["sources"][0]
+    assert recorded["messages"] == recorded["chat"]["messages"] == names
+    assert recorded["chat"]["tools"] is True
 
 
 def test_tools_counts_and_other_names_are_part_of_keys_where_they_are_set():
@@ -299,7 +268,9 @@ def bad_lines(drawn: random.Random) -> str:
 
 @pytest.mark.parametrize("template", [CHATML, GENERATION], ids=["plain", "marked"])
 def test_fuzzed_conversations(build, tokenizer, template):
-    """Of 300 lines a third are bad. All others are there, in order, with the tokens and the masks that a reader gives them."""
+    """Of 300 lines a third are bad. All others are there, in order, with the tokens and the masks that a reader gives them, and
+    so is one of many messages.
+    """
     drawn = random.Random(7)
     lines, talks = [], []
     for _ in range(300):
@@ -309,10 +280,12 @@ def test_fuzzed_conversations(build, tokenizer, template):
         talks.append(good_talk(drawn))
         is_text = drawn.random() < 0.3
         lines.append(line(json.dumps(talks[-1], ensure_ascii=drawn.random() < 0.5) if is_text else talks[-1]))
+    talks.append([{"role": ("user", "assistant")[i % 2], "content": f"m{i}" * (i % 7)} for i in range(3000)])
+    lines.append(line(talks[-1]))
     opened = build(lines, template, "skip")
     Reader(tokenizer).check(opened, talks)
     counts = opened.manifest["totals"]["documents"]
-    assert sum(counts["skipped"].values()) == 300 - len(talks)
+    assert sum(counts["skipped"].values()) == len(lines) - len(talks)
     assert {"no_content", "no_messages", "unencodable", "null", "wrong_type", "malformed"} <= set(counts["skipped"])
 
 
@@ -362,33 +335,7 @@ def test_an_engine_that_differs_is_not_used_for_conversations(
     Reader(tokenizer).check(opened, [GOOD] * 3)
 
 
-@pytest.mark.parametrize(
-    ("template", "told"),
-    [
-        ("{{ 'x'|center(6000000000) }}" + CHATML, "takes more than [0-9,]+ bytes of memory"),
-        ("{{ messages|random }}" + CHATML, "it uses 'random', which gives something else each time"),
-        ("{{ strftime_now('%Y') }}" + CHATML, "asks for the day. Set source.chat_date"),
-        ("{% if %}" + CHATML, "/.*[.]jinja cannot be used: it is not one: Expected an expression"),
-    ],
-)
-def test_a_template_is_tried_before_anything_is_made(build, tmp_path, template, told):
-    with refusal(told):
-        build([line(GOOD)], template, "skip")
+def test_a_template_is_tried_before_anything_is_made(build, tmp_path):
+    with refusal("takes more than [0-9,]+ bytes of memory"):
+        build([line(GOOD)], "{{ 'x'|center(6000000000) }}" + CHATML, "skip")
     assert not (tmp_path / "out/versions").exists()
-
-
-def test_a_conversation_of_many_messages(build, tokenizer):
-    """Long ones are like others."""
-    talk = [{"role": ("user", "assistant")[i % 2], "content": f"m{i}" * (i % 7)} for i in range(3000)]
-    Reader(tokenizer).check(build([line(GOOD), line(talk), line(GOOD)]), [GOOD, talk, GOOD])
-
-
-@pytest.mark.parametrize("brackets", [("[", "]"), ('{"a":', "}")], ids=["lists", "objects"])
-def test_conversations_of_any_depth(build, brackets):
-    """Up to 100 levels are rendered. Deeper ones are bad documents, whoever gives up on them."""
-    depths = [1, 99, 100, 101, 102, *range(900, 1010, 3), 5000]
-    lines = [f'{{"talk": [{{"role": "user", "content": {nested(depth, brackets)}}}]}}' for depth in depths]
-    lines += [line([{"role": "user", "content": "x", "text": nested(700, brackets)}])]
-    opened = build(lines, "{% for m in messages %}{{ m.content|tojson }};{% endfor %}", "skip")
-    assert opened.train.seq_count == 4
-    assert sum(opened.manifest["totals"]["documents"]["skipped"].values()) == len(depths) - 3

@@ -2,7 +2,6 @@
 same shard, and which receipts are believed.
 """
 
-import json
 import os
 import shutil
 import threading
@@ -13,8 +12,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import tasks.parts.stored
 import tasks.shards.receipts
@@ -23,7 +20,7 @@ import tasks.shards.write
 import tasks.shards.writers
 from flat_tokens.arrays.layouts import ArraySpec, Layout
 from flat_tokens.columns import Columns, Part
-from flat_tokens.stores.store import Store, is_below
+from flat_tokens.stores.store import Store
 from tasks.config import DocumentPolicy, Source, TokenizerConfig
 from tasks.download.fetch import fetch_file
 from tasks.download.sources import resolve_source
@@ -310,23 +307,6 @@ def shard_of(key_inputs: dict[str, Any], **changes: Any) -> TokenShard:
     return token_shard(key=digest_of(key_inputs), inputs=key_inputs, **changes)
 
 
-NAMES = st.text(max_size=5).filter(is_below)
-
-
-@given(
-    st.dictionaries(st.text(max_size=4), st.one_of(st.text(max_size=4), st.integers(), st.none(), st.booleans())),
-    st.integers(0, 2**63),
-    st.lists(st.tuples(NAMES, st.integers(0, 2**40), st.text(max_size=5)), max_size=3),
-)
-def test_a_receipt_comes_back_as_it_was_written(inputs, count, objects):
-    try:
-        json.dumps([inputs, objects], ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return  # a lone surrogate: no digest and no name of an object holds one
-    shard = shard_of(inputs, token_count=count, objects=objects)
-    assert read_receipt(receipt_json(shard)) == shard
-
-
 def stored(root: Store, shard: TokenShard) -> TokenShard:
     """A shard with one object, stored with its receipt."""
     store = root / CACHE / shard.key
@@ -339,6 +319,7 @@ def test_no_bit_of_a_receipt_can_flip_into_another_shard():
     """Every single one: the receipt is refused, or it says the same (a space that became another is no harm)."""
     shard = shard_of({"file": ["ab", "jsonl"], "range": [0, 9, None]}, objects=[("tokens/c/0", 6, "ab" * 32)])
     data = receipt_json(shard)
+    assert read_receipt(data) == shard
     believed = 0
     for at in range(8 * len(data)):
         spoiled = bytearray(data)

@@ -241,17 +241,23 @@ def _with_spaces(name: str, norm: Any, pre: Any, model: str, tokens: list[Defini
     return definition_of(norm, pre, model_with_spaces(model, name), tokens)
 
 
-def other_members() -> Iterator[Member]:
-    """What is beside the model, and what older files have."""
-    one, start = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "<s>", "type_id": 0}}
-    template = {
+PIECE, START = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "<s>", "type_id": 0}}
+
+
+def template_processing(*single: Definition) -> Definition:
+    """A post-processor that adds special tokens. *single*: what it makes of a text."""
+    return {
         "type": "TemplateProcessing",
-        "single": [start, one],
-        "pair": [one, {"Sequence": {"id": "B", "type_id": 0}}],
+        "single": list(single),
+        "pair": [PIECE, {"Sequence": {"id": "B", "type_id": 0}}],
         "special_tokens": {"<s>": {"id": "<s>", "ids": [7], "tokens": ["<s>"]}},
     }
+
+
+def other_members() -> Iterator[Member]:
+    """What is beside the model, and what older files have."""
     plain = partial(_byte_level, "other", None, bytes_(regex=True), {}, ADDED["plain"])
-    yield Member("template", partial(plain, post_processor=template), ADDED["plain"])
+    yield Member("template", partial(plain, post_processor=template_processing(START, PIECE)), ADDED["plain"])
     definition = plain()
     model = definition["model"]
     old = {"vocab": model["vocab"], "merges": [" ".join(pair) for pair in model["merges"]]}

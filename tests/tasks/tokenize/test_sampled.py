@@ -90,37 +90,32 @@ def test_one_document_of_ten_thousand_is_chosen_by_its_key(monkeypatch):
     assert sampled(np.arange(1000, dtype=np.uint64)[:0]) == []
 
 
-def test_a_difference_names_the_file_the_row_the_tokenizer_and_what_to_do(tmp_path):
-    one = engine(lambda: wrong_about("yes"))
-    assert len(tokens(one, "no", "neither", tmp_path=tmp_path).ids) == 9
-    expected = (
-        "^part.txt, row 12: the fast engine does not give the tokens of some .token 2 is 117, the reference engine's 116.. "
-        "Nothing is published. Set tokenizer.engine: reference. Tokens of earlier versions may differ, too.$"
-    )
-    with refusal(expected, EnginesDifferError):
-        tokens(one, "no", "neither", "yes", "no", tmp_path=tmp_path)
+def without_last(texts: pa.LargeStringArray) -> Tokens:
+    found = reference(texts)
+    return Tokens(found.ids[:-1], np.minimum(found.offsets, len(found.ids) - 1))
 
 
-def test_tokens_that_are_missing_are_a_difference(tmp_path):
-    def without_last(texts: pa.LargeStringArray) -> Tokens:
-        found = reference(texts)
-        return Tokens(found.ids[:-1], np.minimum(found.offsets, len(found.ids) - 1))
-
-    with refusal(r"row 11: .*token 1 is missing, the reference engine's 99", EnginesDifferError):
-        tokens(engine(lambda: without_last), "ab", "ab", tmp_path=tmp_path)
+def right_alone(texts: pa.LargeStringArray) -> Tokens:
+    """The sample is to see what the batch got, not what the engine would give the document alone."""
+    return (reference if len(texts) == 1 else wrong_about(""))(texts)
 
 
-def test_the_sample_sees_what_the_batch_got(tmp_path):
-    """Not what the engine would give the document alone."""
-    calls = []
-
-    def right_alone(texts: pa.LargeStringArray) -> Tokens:
-        calls.append(len(texts))
-        return (reference if len(texts) == 1 else wrong_about(""))(texts)
-
-    with refusal("row 10", EnginesDifferError):
-        tokens(engine(lambda: right_alone), "ab", "cd", tmp_path=tmp_path)
-    assert calls == [2]
+@pytest.mark.parametrize(
+    ("fast", "texts", "told"),
+    [
+        (
+            wrong_about("yes"),
+            ("no", "neither", "yes", "no"),
+            "^part.txt, row 12: the fast engine does not give the tokens of some .token 2 is 117, the reference engine's 116.. "
+            "Nothing is published. Set tokenizer.engine: reference. Tokens of earlier versions may differ, too.$",
+        ),
+        (without_last, ("ab", "ab"), "row 11: .*token 1 is missing, the reference engine's 99"),
+        (right_alone, ("ab", "cd"), "row 10"),
+    ],
+)
+def test_a_difference_names_the_file_the_row_the_tokenizer_and_what_to_do(tmp_path, fast, texts, told):
+    with refusal(told, EnginesDifferError):
+        tokens(engine(lambda: fast), *texts, tmp_path=tmp_path)
 
 
 @pytest.mark.parametrize(("at", "is_found"), [(500, True), (1500, False)])

@@ -236,26 +236,14 @@ def expected(family: Family, messages: list[Message], tools: Tools, count: tuple
 @pytest.mark.parametrize("count", COUNTS, ids=str)
 @pytest.mark.parametrize("talks", first_fast([12, 40]))
 def test_what_counts_is_what_a_template_writes_of_it(name, count, talks):
-    """By the marks of its parts that the template has here."""
-    family = FAMILIES[name]
-    of = renderer(family.template, count)
-    drawn = random.Random(f"{name} {count}")
+    """By the marks of its parts that the template has here. So it is if ``{% generation %}`` says what an answer is."""
+    family, drawn = FAMILIES[name], random.Random(f"{name} {count}")
+    renderers = [renderer(template, count) for template in (family.template, family.marked)]
     for _ in range(talks):
         messages, tools = talk(drawn, family.thought)
-        text = text_of(messages, tools)
-        assert counted(of, text) == expected(family, messages, tools, count)
-    assert not of.turns.by_prefixes
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_marks_of_a_template_are_narrowed_too(name):
-    """``{% generation %}`` says what an answer is, and the parts of it that count are looked for there."""
-    family, drawn = FAMILIES[name], random.Random(3)
-    for count in COUNTS:
-        of = renderer(family.marked, count)
-        for _ in range(20):
-            messages, tools = talk(drawn, family.thought)
+        for of in renderers:
             assert counted(of, text_of(messages, tools)) == expected(family, messages, tools, count)
+    assert not renderers[0].turns.by_prefixes
 
 
 @pytest.fixture(scope="module")

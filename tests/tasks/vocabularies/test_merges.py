@@ -60,13 +60,6 @@ def joined(word: tuple[str, ...], one: str, other: str) -> tuple[str, ...]:
     return tuple(made)
 
 
-def test_the_first_merges_of_a_small_text_by_hand():
-    merges = learn(["aaab aab", "aab"], request_of(258, "[ab]+"))
-    assert merges.tokens[:256] == ALPHABET
-    assert merges.pairs == [("a", "a"), ("aa", "b")]  # aa 4 times, ab 3 times; then aab twice
-    assert merges.tokens[256:] == ["aa", "aab"]
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.text("abcé ", max_size=30), max_size=6), st.integers(257, 300))
 @example(TEXTS, 280)
@@ -93,28 +86,23 @@ def test_two_pairs_may_give_one_token():
 
 @pytest.mark.parametrize("pattern", first_fast(sorted(PATTERNS), every=4))
 def test_the_fast_engine_takes_what_is_trained_with_a_published_pattern(tmp_path, pattern):
+    """Special tokens are the last ids, and text stays text."""
     request = request_of(300, pattern, ("<|endoftext|>", "<|pad|>"))
     texts = ["Hello wörld, it's 12345 times\n\n  nicer: don't!", "日本語 and <|endoftext|> " * 3]
     path = tmp_path / "tokenizer.json"
     path.write_bytes(definition_of(learn(texts, request), request.regex, request.special_tokens))
+    assert json.loads(path.read_bytes())["model"]["vocab"]["!"] == 0  # ids of bytes are GPT-2's
     tokenizer = load_tokenizer(TokenizerConfig(name=str(path)))
     assert tokenizer.why_slow is None
     assert tokenizer.make_fast is not None
     assert first_difference([*texts, "été <|pad|>"], tokenizer.make_fast(), tokenizer.reference) is None
     assert tokenizer.highest_id == 299
+    library = resolve(str(path)).tokenizer
+    assert [library.token_to_id(token) for token in request.special_tokens] == [298, 299]
+    assert max(library.encode("<|pad|>").ids) < 298
     found = token_bytes(str(path))
     assert found.is_exact
     assert found.lengths[298:].tolist() == [0, 0]
-
-
-def test_special_tokens_are_the_last_ids_and_text_stays_text(tmp_path):
-    request = request_of(262, SIMPLE, ("<|endoftext|>", "<|pad|>"))
-    path = tmp_path / "tokenizer.json"
-    path.write_bytes(definition_of(learn(TEXTS, request), request.regex, request.special_tokens))
-    definition = resolve(str(path))
-    assert [definition.tokenizer.token_to_id(token) for token in request.special_tokens] == [260, 261]
-    assert max(definition.tokenizer.encode("<|pad|>").ids) < 260
-    assert json.loads(path.read_bytes())["model"]["vocab"]["!"] == 0  # ids of bytes are GPT-2's
 
 
 def test_a_special_token_that_was_learned_as_text_is_refused():

@@ -161,11 +161,10 @@ SIZED = [
 ]
 
 
-@pytest.mark.parametrize("size", [3, 5000])
-@pytest.mark.parametrize("template", first_fast(SIZED, 1, every=7), ids=[f"{i}" for i in range(len(SIZED))])
-def test_a_template_renders_what_jinja_renders(template, size):
+@pytest.mark.parametrize("size", [3, 3000])
+def test_templates_render_what_jinja_renders(size):
     """Small amounts are rendered, whatever limits there are."""
-    source = template.replace("SIZE", str(size)) + ALL
+    source = "".join(SIZED).replace("SIZE", str(size)) + ALL
     messages = [{"role": "user", "content": "end"}]
     assert outcomes(renderers(source)(talks("end"))) == [jinja2.Environment().from_string(source).render(messages=messages)]
 
