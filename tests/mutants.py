@@ -119,10 +119,6 @@ def main() -> None:
         "--record", nargs=argparse.REMAINDER, metavar="OPTION", help="record instead, with these options of pytest"
     )
     options.add_argument("--count", type=int, default=300)
-    options.add_argument("--skip", type=int, default=0, help="so many of them, which were tried before")
-    options.add_argument("--seed", default="0")
-    options.add_argument("--named", nargs="*", help="these mutants alone")
-    options.add_argument("--places", nargs="*", help="folders of the code, if not all of the table's")
     options.add_argument("--seconds", type=int, default=120, help="for the tests of one mutant")
     options.add_argument("--most", type=int, default=150, help="tests that are tried for one mutant")
     given = options.parse_args()
@@ -148,17 +144,15 @@ def try_all(place: str, options: argparse.Namespace) -> None:
 
     data = CoverageData(str(RECORD))
     data.read()
-    paths = [
-        path.relative_to(ROOT).as_posix() for floor in options.places or PLACES for path in sorted((ROOT / floor).rglob("*.py"))
-    ]
-    every = [mutant for path in paths for mutant in mutants_of(path) if mutant.name in (options.named or [mutant.name])]
-    every.sort(key=lambda mutant: hashlib.sha256(f"{options.seed} {mutant.name}".encode()).digest())
+    paths = [path.relative_to(ROOT).as_posix() for place in PLACES for path in sorted((ROOT / place).rglob("*.py"))]
+    every = [mutant for path in paths for mutant in mutants_of(path)]
+    every.sort(key=lambda mutant: hashlib.sha256(f"0 {mutant.name}".encode()).digest())
     there = set(run(place, 600, "--collect-only")[1])
     for name in IMPORTED:
         importlib.import_module(name)
     print("| mutant | line | instead | fate |\n|---|---:|---|---|")
     counts = dict.fromkeys(("killed", "survived", "not reached", "out of time"), 0)
-    for number, mutant in enumerate(every[options.skip : options.count]):
+    for number, mutant in enumerate(every[: options.count]):
         path = Path(place) / mutant.path
         source = path.read_text("utf-8")
         path.write_text(mutated(source, mutant), "utf-8")

@@ -6,6 +6,7 @@ import io
 import json
 import random
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,6 +49,8 @@ class Proxy:
     conditions: bool = False
     requests: list[tuple[str, str, str]] = field(default_factory=list)
     """Method, path with query, ``Range`` header of each request, in order."""
+    sent: Counter[str] = field(default_factory=Counter)
+    """Bytes that were answered of each object, by the last part of its path."""
     faults: list[str] = field(default_factory=list)
 
     def calm(self) -> None:
@@ -139,6 +142,7 @@ async def _pass_on(request: web.Request, state: Proxy, upstream: str, session: a
                     status, kept, data = 412, {"Content-Type": "application/json"}, b'{"error": {"message": "conditionNotMet"}}'
                 else:
                     status, kept, data = await _forward(request, body, upstream, session)
+        state.sent[request.path.rpartition("/")[2]] += len(data)
         if fault == "kill":
             state.kill()
         if fault in ("lost", "kill"):

@@ -69,7 +69,7 @@ def main() -> int:
             gigabytes=QUICK_GIGABYTES if options.quick else options.gigabytes,
             quick=options.quick,
             vocabulary=options.vocabulary.absolute(),
-            roots=quick_text() if options.quick and not options.text else options.text,
+            roots=quick_text() if options.quick else [],
             no_installs=options.no_installs,
         )
         return measure(bench, options.only or TABLES, options.page, command_of(options))
@@ -133,8 +133,7 @@ def command_of(options: argparse.Namespace) -> str:
     for name, default in (("rounds", ROUNDS), ("gigabytes", GIGABYTES)):
         if getattr(options, name) != default:
             words += [f"--{name}", f"{getattr(options, name):g}"]
-    words += ["--quick"] * options.quick + ["--text", "DIRECTORY"] * bool(options.text)
-    return shlex.join(words)
+    return shlex.join(words + ["--quick"] * options.quick)
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -145,7 +144,6 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help=f"of what is timed in turn ({ROUNDS})")
     about = f"text, or as much as is found; tables take a quarter, a half and all of it ({GIGABYTES:g})"
     parser.add_argument("--gigabytes", type=float, default=GIGABYTES, metavar="G", help=about)
-    parser.add_argument("--text", type=Path, nargs="+", default=[], metavar="DIR", help="text of these, not of what is installed")
     gpt2 = SHARED / "vocab" / "gpt2"
     parser.add_argument("--vocabulary", type=Path, default=gpt2, metavar="DIR", help="of gpt2's tokenizer.json, for the peers")
     parser.add_argument("--no-installs", action="store_true", help="without the peers' environments, which need a package index")

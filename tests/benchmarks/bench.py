@@ -335,10 +335,8 @@ def versions(packages: Iterable[str]) -> str:
 def commit() -> str:
     """The commit that was measured, and whether files differed from it."""
     try:
-        git = ["git", "-C", str(ROOT)]
-        head = subprocess.run([*git, "rev-parse", "--short=7", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-        changed = ["status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs"]
-        dirty = subprocess.run([*git, *changed], capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
+        head = run_whole(["git", "rev-parse", "--short=7", "HEAD"]).out.strip()
+        changed = run_whole(["git", "status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs"]).out
+    except RuntimeError:
         return "no commit"
-    return f"commit {head}" + (" with changes" if dirty else "")
+    return f"commit {head}" + (" with changes" if changed else "")

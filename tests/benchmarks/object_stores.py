@@ -10,7 +10,6 @@ by the proxy: bytes that are fetched, the most that were on the disk, those that
 import contextlib
 import logging
 import os
-import re
 import time
 from collections import Counter
 from pathlib import Path
@@ -80,16 +79,12 @@ def of_wide_table(bucket: Bucket, rows: int, kind: str, place: str, keep: bool |
     places = {"output": str(scratch / f"out-{own.name}"), "scratch": str(own), "keep_files": keep, "slice_bytes": "4 MB"}
     url = bucket.url if place == "S3" else f"{bucket.proxy.url}/bucket"
     source = {"path": f"{url}/{path.name}", "id_column": "id"}
-    bucket.proxy.requests.clear()
+    bucket.proxy.sent.clear()
     begun = time.perf_counter()
     with greatest(lambda: taken_below(own), 0.02) as most:
         build_here({**places, "source": source, "tokenizer": "bytes"})
     seconds = time.perf_counter() - begun
-    whole = f"bytes=0-{path.stat().st_size}"
-    asked_for = [header or whole for method, url, header in bucket.proxy.requests if method == "GET" and path.name in url]
-    spans = filter(None, (re.fullmatch(r"bytes=(\d+)-(\d+)", header) for header in asked_for))
-    asked = sum(min(int(span[2]) + 1, path.stat().st_size) - int(span[1]) for span in spans)
-    sizes = path.stat().st_size, table.select(["text", "id"]).nbytes, asked, most[0], taken_below(own)
+    sizes = path.stat().st_size, table.select(["text", "id"]).nbytes, bucket.proxy.sent[path.name], most[0], taken_below(own)
     return [kind, place, "yes" if keep is True else "no", *(f"{size / 1e6:.1f} MB" for size in sizes), f"{seconds:.1f} s"]
 
 

@@ -61,7 +61,7 @@ def test_text_is_the_same_again_and_a_share_is_its_beginning(tmp_path: Path) -> 
 
 
 def test_no_text_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="--text"):
+    with pytest.raises(FileNotFoundError, match="no text below"):
         gather(tmp_path / "text", 10, [tmp_path / "nowhere"])
 
 

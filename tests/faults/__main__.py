@@ -15,12 +15,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
 from tests.faults.campaigns import CAMPAIGNS
 from tests.faults.commands import Bench
-from tests.faults.table import Row, write_table
+from tests.faults.table import write_table
 
 ROOT = Path(__file__).parents[2]
 NAMES = [name for name in CAMPAIGNS if name != "mended"]
@@ -32,22 +33,21 @@ def main() -> int:
     if options.share:
         make_share(options)
         return 0
-    begun, rows, flaws = time.monotonic(), {}, 0
+    begun, rows, flaws = time.monotonic(), defaultdict(Counter), 0
     for line in lines_of_all(options.jobs, options.results):
         done = json.loads(line)
         # A file of results may have trials of other runs.
         chosen = done["campaign"] in (options.only or NAMES) and re.search(options.under, done["under"])
         if not chosen or not re.search(options.match, done["name"]):
             continue
-        row = rows.setdefault((done["fault"], done["under"]), Row(done["fault"], done["under"]))
-        row.add(done["count"], [what for what, _ in done["flaws"]])
+        rows[done["fault"], done["under"]].update([what for what, _ in done["flaws"]], trials=done["count"])
         for what, told in done["flaws"]:
             flaws += 1
             print(json.dumps({"what": what, **{name: done[name] for name in ("campaign", "under", "name")}, "told": told}))
-    seconds, trials = time.monotonic() - begun, sum(row.trials for row in rows.values())
+    seconds, trials = time.monotonic() - begun, sum(counts["trials"] for counts in rows.values())
     print(f"{trials:,} trials in {seconds:,.0f} s; {flaws:,} flaws", file=sys.stderr)
     if options.table:
-        write_table(options.table, list(rows.values()), options_that_matter(options))
+        write_table(options.table, rows, options_that_matter(options))
     return int(flaws > 0)
 
 

@@ -19,7 +19,6 @@ from tests.faults.histories import VARIANTS, Histories
 from tests.faults.inject import KILL, KILL_WITHIN, KINDS, LASTING, Fault
 from tests.faults.power_loss import OUTCOMES, Disk, State, write_tree
 from tests.faults.readers import KINDS_OF_READERS, read_while_published
-from tests.faults.store_bench import Fault as RequestFault
 from tests.faults.store_bench import StoreBench
 
 BUILD = "build, mmap"
@@ -95,10 +94,9 @@ def kills(bench: Bench, under: re.Pattern[str]) -> Iterator[Trial]:
     row = "killed behind every change of the disk, and within every write"
     for case in filter(under.search, CASES):
         counts = bench.calm(case).counts
-        for number in range(1, counts["change"] + 1):
-            yield _faulty(bench, row, case, Fault("change", number, KILL))
-        for number in range(1, counts["write"] + 1):
-            yield _faulty(bench, row, case, Fault("write", number, KILL_WITHIN))
+        for kind, action in (("change", KILL), ("write", KILL_WITHIN)):
+            for number in range(1, counts[kind] + 1):
+                yield _faulty(bench, row, case, Fault(kind, number, action))
 
 
 @sampled
@@ -243,13 +241,13 @@ def _on_requests(there: StoreBench, case: str, methods: Sequence[str]) -> Iterat
     writes = [number for number in numbers if methods[number - 1] not in ("GET", "HEAD")]
     reads, lasting = store_bench.OF_READS, store_bench.LASTING
     fails = f"one request to a store fails: {', '.join(store_bench.OF_WRITES)}"
-    rows = [("killed behind a request to a store", store_bench.KILL, False, _some(numbers, KILLS_ON_A_STORE))]
+    rows = [("killed behind a request to a store", KILL, False, _some(numbers, KILLS_ON_A_STORE))]
     for way in store_bench.OF_WRITES:
         rows.append((fails, way, False, _some(numbers if way in reads else writes, POINTS_ON_A_STORE)))
     stays = f"all requests to a store fail from some moment on: {', '.join(lasting)}"
     rows += [(stays, way, True, _some(numbers, POINTS_ON_A_STORE)) for way in lasting]
     for row, way, lasts, some in rows:
-        for fault in (RequestFault(number, way, lasts) for number in some):
+        for fault in (Fault("request", number, way, lasts) for number in some):
             yield trial(row, f"{case}, {there.protocol}", fault, partial(there.trial, case, fault))
 
 

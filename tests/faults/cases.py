@@ -48,7 +48,6 @@ class Case(NamedTuple):
     of Python, which an ordinary user may not be allowed to run.
     """
 
-    name: str
     prepare: Callable[[Path, Command], object]
     text: str
     signed: bool = False
@@ -246,7 +245,7 @@ OF_ROWS: dict[str, dict[str, Any]] = {
 }
 TALKS = partial(prepare_streamed, made=talks_of, source={"messages_column": "talk", "chat_template": "x.jinja"})
 STREAMED = {
-    f"build, streamed{name}": Case(f"build, streamed{name}", prepare, BUILD, patch=patch, is_for_all=prepare is not TALKS)
+    f"build, streamed{name}": Case(prepare, BUILD, patch=patch, is_for_all=prepare is not TALKS)
     for name, prepare, patch in (
         (", loss masks", TALKS, small_objects),
         *((name, partial(prepare_streamed, made=rows_of, **settings), small_objects) for name, settings in OF_ROWS.items()),
@@ -270,43 +269,29 @@ def prepare_corpus(here: Path, command: Command, layout: str) -> None:
 
 
 CORPUS_CASES = {
-    name: Case(name, partial(prepare_corpus, layout=layout), BUILD)
+    name: Case(partial(prepare_corpus, layout=layout), BUILD)
     for name, layout in (("build of the corpus, cl100k_base", "mmap"), ("build of the corpus, cl100k_base, compact", "compact"))
 }
 CASES = {
-    case.name: case
-    for case in (
-        *(Case(f"build, {layout}", partial(prepare_build, layout=layout), BUILD) for layout in LAYOUTS),
-        Case("build, signed", prepare_build, BUILD, signed=True),
-        *STREAMED.values(),
-        Case("refresh", prepare_refresh, "refresh HERE/new.json --no-server"),
-        Case(
-            "retokenize",
-            prepare_retokenize,
-            "retokenize HERE/out --no-server --trust-records --output HERE/other"
-            ' --tokenizer {"name":"HERE/tokenizer.json","max_seconds":3600}',
-        ),
-        Case(
-            "train-tokenizer",
-            lambda here, command: built(here, command, "new", write_notes(here / "in/a.jsonl", 8)),
-            "train-tokenizer HERE/out --no-server --vocab-size 260,264 --to HERE/tokenizers/{size}",
-        ),
-        Case("rollback", prepare_rollback, "rollback HERE/out FIRST"),
-        Case(
-            "forget",
-            prepare_forget,
-            "forget HERE/out --ids HERE/ids --reason asked --no-server --quiet",
-            patch=without_chance,
-        ),
-        Case("gc", prepare_gc, "gc HERE/out --keep 1 --days 0 --delete"),
-        Case("merge", prepare_two, "merge HERE/out HERE/more HERE/out --no-server --workers 1"),
-        Case("subset", prepare_subset, "subset HERE/more HERE/out --ids HERE/ids --no-server --workers 1"),
-        Case("shuffle", prepare_two, "shuffle HERE/more HERE/out --no-server --workers 1"),
-        Case("import", prepare_import, "import HERE/files HERE/out --no-server --workers 1"),
-        Case(
-            "export",
-            prepare_two,
-            "export HERE/more HERE/exported --to megatron --tokens-per-file 400 --no-server --workers 1",
-        ),
-    )
+    **{f"build, {layout}": Case(partial(prepare_build, layout=layout), BUILD) for layout in LAYOUTS},
+    "build, signed": Case(prepare_build, BUILD, signed=True),
+    **STREAMED,
+    "refresh": Case(prepare_refresh, "refresh HERE/new.json --no-server"),
+    "retokenize": Case(
+        prepare_retokenize,
+        "retokenize HERE/out --no-server --trust-records --output HERE/other"
+        ' --tokenizer {"name":"HERE/tokenizer.json","max_seconds":3600}',
+    ),
+    "train-tokenizer": Case(
+        lambda here, command: built(here, command, "new", write_notes(here / "in/a.jsonl", 8)),
+        "train-tokenizer HERE/out --no-server --vocab-size 260,264 --to HERE/tokenizers/{size}",
+    ),
+    "rollback": Case(prepare_rollback, "rollback HERE/out FIRST"),
+    "forget": Case(prepare_forget, "forget HERE/out --ids HERE/ids --reason asked --no-server --quiet", patch=without_chance),
+    "gc": Case(prepare_gc, "gc HERE/out --keep 1 --days 0 --delete"),
+    "merge": Case(prepare_two, "merge HERE/out HERE/more HERE/out --no-server --workers 1"),
+    "subset": Case(prepare_subset, "subset HERE/more HERE/out --ids HERE/ids --no-server --workers 1"),
+    "shuffle": Case(prepare_two, "shuffle HERE/more HERE/out --no-server --workers 1"),
+    "import": Case(prepare_import, "import HERE/files HERE/out --no-server --workers 1"),
+    "export": Case(prepare_two, "export HERE/more HERE/exported --to megatron --tokens-per-file 400 --no-server --workers 1"),
 }

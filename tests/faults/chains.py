@@ -57,13 +57,6 @@ def _fault(chance: random.Random, counts: Counter[str]) -> Fault:
     return Fault(kind, chance.randrange(1, max(counts[kind] // (2 if path else 1), 1) + 1), action, path=path)
 
 
-class Attempt(NamedTuple):
-    """Faults that readers found before an attempt, and its outcome."""
-
-    unreadable: str
-    ran: Ran
-
-
 class Chains:
     """Plays chains over the cases of a bench, in forks of this process, which must not have threads."""
 
@@ -95,7 +88,7 @@ class Chains:
             if len(unnamed := unneeded_objects(root, stored_shards(root))) > UNNAMED:
                 found.append(Flaw("leftovers", f"{len(unnamed)} attempts have left objects that no receipt names"))
             flaws += named(found, f"{number} of {'; '.join(map(str, links))}")
-            claimed = attempt is not None and attempt.ran.status == 0
+            claimed = attempt is not None and attempt.status == 0
             if claimed or ended.hung:
                 break
             if link.damages:
@@ -104,7 +97,7 @@ class Chains:
         looked = [flaw for flaw in self._bench.look(claimed=claimed) if not (damaged and flaw.what == "reuse")]
         return flaws + named(looked, f"behind {'; '.join(map(str, links))}")
 
-    def _attempt(self, fault: Fault, *, damaged: bool) -> Attempt:
+    def _attempt(self, fault: Fault, *, damaged: bool) -> Ran:
         calm, here = self._bench.current, self._bench.here
         root = Store.at(here / "out")
 
@@ -121,11 +114,11 @@ class Chains:
             threading._shutdown()  # type: ignore[attr-defined]  # as an interpreter does at its end: threads may wait for ever
         except KeyboardInterrupt:  # the second Ctrl-C came when the command had just ended
             ran = Ran(130, watch.fired, watch.counts, [])
-        return Attempt(unreadable, ran)
+        return ran._replace(unreadable=unreadable)
 
     def _messages(self, fault: Fault, ended: Ended) -> Iterator[Flaw]:
-        fired = ended.value and ended.value.ran.fired
-        status = ended.value.ran.status if ended.value else ended.status
+        fired = ended.value and ended.value.fired
+        status = ended.value.status if ended.value else ended.status
         if ended.hung:
             yield Flaw("message", f"it did not end: {ended.output}")
         elif fault.action.startswith(INTERRUPT) and (status == 130 or not ended.value):

@@ -18,6 +18,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -177,10 +178,11 @@ WRITERS = (
 
 
 class Calm(NamedTuple):
-    """A case without faults: its command, what it leaves, the versions of its outputs before and behind it, how many
+    """A case without faults: its name, its command, what it leaves, the versions of its outputs before and behind it, how many
     operations of each kind it has, the bytes of what it leaves, and how long it takes.
     """
 
+    name: str
     case: Case
     words: Words
     facts: Facts
@@ -192,17 +194,20 @@ class Calm(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """What came of a command: its exit status, what the fault met, the operations that were counted and recorded."""
+    """What came of a command: its exit status, what the fault met, the operations that were counted and recorded, and what
+    readers found wrong before it.
+    """
 
     status: int
     fired: str
     counts: Counter[str]
     recorded: list[tuple[Any, ...]]
+    unreadable: str = ""
 
 
 class Looked(NamedTuple):
-    """What was found behind a trial: the version of each output that readers get, all files, then those when the command was run
-    again, and its exit status.
+    """What was found behind a trial: the version of each output that readers get, or what is wrong with it, all files, the exit
+    status of commands that were run again, then all files, and keys of slices whose tokens were there and were made again.
     """
 
     seen: dict[str, str]
@@ -210,26 +215,24 @@ class Looked(NamedTuple):
     first: Facts
     status: int
     facts: Facts
-    exported: Facts
-    made_again: Collection[str]
+    made_again: Collection[str] = ()
 
 
 class Bench:
     """Trials in a directory below *scratch*. They run in forks of this process, which must not have threads."""
 
+    current: Calm
+    """The case that was prepared last."""
+
     def __init__(self, scratch: Path) -> None:
         self.scratch, self.here, self._log = scratch, scratch / "here", scratch / "log"
-        self._calm: Calm | None = None
         self._prepared: dict[str, Calm] = {}
         self._flawless: set[tuple[str, bytes, int | None, bool]] = set()
 
     @property
     def template(self) -> Path:
         """What the current case prepared."""
-        return self._template_of(self.current.case)
-
-    def _template_of(self, case: Case) -> Path:
-        return self.scratch / "templates" / case.name
+        return self.scratch / "templates" / self.current.name
 
     def calm(self, name: str) -> Calm:
         """Make a case the current one. It is prepared and run undisturbed once, for all campaigns of this process."""
@@ -238,18 +241,18 @@ class Bench:
         if case.signed:
             os.environ[signing.KEY_FILE] = str(self.here / "keys")
         if name not in self._prepared:
-            self._prepared[name] = self._prepare(case)
-        self._calm = self._prepared[name]
-        return self._calm
+            self._prepared[name] = self._prepare(name, case)
+        self.current = self._prepared[name]
+        return self.current
 
-    def _prepare(self, case: Case) -> Calm:
+    def _prepare(self, name: str, case: Case) -> Calm:
         """Run a case undisturbed, and import here what it imported: an ordinary user may not be able to."""
         shutil.rmtree(self.here, ignore_errors=True)
         self.here.mkdir()
         if case.signed:
             key_file(self.here / "keys")
         case.prepare(self.here, lambda text: self.child(lambda: succeed(words_of(text, self.here)), case).must())
-        shutil.copytree(self.here, self._template_of(case), symlinks=True)
+        shutil.copytree(self.here, self.scratch / "templates" / name, symlinks=True)
         words = words_of(case.text, self.here)
         before, begun = self.child(lambda: seen(self.here), case).must(), time.monotonic()
         ran, modules = self.child(lambda: (succeed(words, Watch(self.here)), list(sys.modules)), case).must()
@@ -258,13 +261,7 @@ class Bench:
         import_all(modules)
         stored = sum(entry.stat().st_size for _, entry in entries(self.here) if entry.is_file(follow_symlinks=False))
         gc.freeze()  # or forks would copy all that their collector looks at
-        return Calm(case, words, facts, before, after, ran.counts, stored, seconds)
-
-    @property
-    def current(self) -> Calm:
-        """The case that was prepared last."""
-        assert self._calm is not None
-        return self._calm
+        return Calm(name, case, words, facts, before, after, ran.counts, stored, seconds)
 
     def child(
         self, work: Callable[[], Any], case: Case | None = None, user: int | None = None, kill_after: float | None = None
@@ -320,16 +317,24 @@ class Bench:
         A state in which all held is not looked at twice: most faults leave what others have left.
         """
         calm = self.current
-        state = (calm.case.name, state_of(self.here), user, claimed)
+        state = (calm.name, state_of(self.here), user, claimed)
         if state in self._flawless:
             return []
-        ended = self.child(lambda: look_and_run(self.here, calm.words), user=user)
+
+        def again() -> Looked:
+            earlier, made = tokens_there(self.here), made_from_now_on()
+            looked = look_and_run(partial(seen, self.here), partial(facts_of, self.here), calm.words)
+            return looked._replace(made_again=earlier & set(made))
+
+        ended = self.child(again, user=user)
         allowed = {name: {calm.before.get(name), calm.after.get(name)} for name in {*calm.before, *calm.after}}
-        is_done = calm.case.name == "rollback" and "is the latest version already" in ended.output
+        is_done = calm.name == "rollback" and "is the latest version already" in ended.output
         flaws = [*found_by(ended, allowed, calm.facts if claimed else None, may_fail=is_done)]
         if ended.value is not None:
-            exported = ended.value.exported.items()
-            flaws += [Flaw("readers", f"{name} is not whole") for name, fact in exported if calm.facts.get(name) != fact]
+            for name, fact in ended.value.first.items():
+                is_exported = name.startswith("exported/") and ".export" not in name.split("/") and fact != "directory"
+                if is_exported and calm.facts.get(name) != fact:
+                    flaws.append(Flaw("readers", f"{name} is not whole"))
             flaws += differences(ended.value.facts, calm.facts)
         if not flaws:
             self._flawless.add(state)
@@ -374,7 +379,7 @@ def messages(
         yield Flaw("message", f"it {'was killed' if ended.died else 'was not killed'}: {ended.output}")
     if is_killed or ended.hung or ended.died:
         return
-    status = 1 if ended.value is None else status_of(ended.value)
+    status = 1 if ended.value is None else ended.value.status
     # It may log before it fails, tell what it goes by, and its progress where that is slow.
     logs = rf"\d{{4}}-\d\d-\d\d |{command}: |\S+  [a-z-]+  "
     lines = [line for line in ended.output.splitlines() if not re.match(logs, line)]
@@ -422,22 +427,12 @@ def command(words: Words, watch: Watch | None = None) -> Ran:
     return Ran(status, watch.fired, watch.counts, watch.recorded) if watch else Ran(status, "", Counter(), [])
 
 
-def status_of(value: Any) -> int:
-    """The exit status of a command, as a trial or an attempt of a chain has it."""
-    ran = getattr(value, "ran", value)
-    return ran.status
-
-
-def look_and_run(here: Path, words: Words) -> Looked:
-    there, unreadable = tried(lambda: seen(here))
-    exported = {
-        path.relative_to(here).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in here.glob("exported/**/*")
-        if path.is_file() and ".export" not in path.parts
-    }
-    first, earlier, made = facts_of(here), tokens_there(here), made_from_now_on()
-    status = command(words).status
-    return Looked(there or {}, unreadable, first, status, facts_of(here), exported, earlier & set(made))
+def look_and_run(see: Callable[[], dict[str, str]], facts: Callable[[], Facts], *several: Words) -> Looked:
+    """Look around as readers do, and run commands again."""
+    there, unreadable = tried(see)
+    first = facts()
+    status = max(command(words).status for words in several)
+    return Looked(there or {}, unreadable, first, status, facts())
 
 
 def import_all(modules: Iterable[str]) -> None:

@@ -14,16 +14,15 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from flat_tokens.arrays.opening import open_array
 from flat_tokens.forgotten import read_forgotten
 from flat_tokens.keys import document_keys
-from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.remains import FRAME
 from tasks.output.pointer import Pointer, read_pointer
 from tests.faults.commands import Flaw, is_published
 from tests.faults.histories import COLLECT, Histories, History
 from tests.faults.inject import KILLS, Ended, Fault
+from tests.made import read_docs
 
 STEPS = 14
 """Commands in a history."""
@@ -84,14 +83,9 @@ def places_of(out: Path, ids: set[str]) -> Iterator[str]:
                 yield f"{path.relative_to(out)} has document {one}"
 
 
-def documents_of(version: Path) -> dict[str, list[tuple[int, bytes]]]:
-    """Keys and tokens of all documents of a version, in order."""
-    found = {}
-    for name in ("train", "validation"):
-        split = open_split(Store.at(version) / name)
-        keys = open_array(Store.at(version) / f"documents/{name}/key", "uint64").read(0, split.seq_count)
-        found[name] = [(int(key), split.sequence(i).tobytes()) for i, key in enumerate(keys)]
-    return found
+def documents_of(version: Path) -> dict[str, list[tuple[object, ...]]]:
+    """Tokens and keys of all documents of a version, in order."""
+    return {name: [doc[:2] for doc in docs] for name, docs in read_docs(version).items()}
 
 
 def counts(out: Path, version: str) -> dict[str, int]:

@@ -20,13 +20,15 @@ from tests.faults.inject import KILLS, Ended, Fault, Watch
 from tests.faults.support import Settings, version_digests
 from tests.sources import write_rows
 
+KEPT: Settings = {"keep_columns": ["url", "score"]}
+DROPPED: Settings = {"duplicates": "drop"}
 VARIANTS = {
-    "refresh": (False, False),
-    "refresh, columns kept": (True, False),
-    "refresh, duplicates dropped": (False, True),
-    "refresh, columns kept and duplicates dropped": (True, True),
+    "refresh": ({}, {}),
+    "refresh, columns kept": (KEPT, {}),
+    "refresh, duplicates dropped": ({}, DROPPED),
+    "refresh, columns kept and duplicates dropped": (KEPT, DROPPED),
 }
-"""Whether a history has kept columns, and whether it drops duplicates."""
+"""What a history has besides: settings of the source, and of documents."""
 
 CHANGES = 5
 """Of the sources in a history, with a version behind each."""
@@ -49,19 +51,18 @@ class History:
 
     def __init__(self, here: Path, seed: int, variant: str, *, gates: bool = False) -> None:
         self.here, self.chance = here, random.Random(seed)
-        self.columns, self.drops = VARIANTS[variant]
+        kept, dropped = VARIANTS[variant]
         self.ending = self.chance.choice(["jsonl", "jsonl.zst", "parquet"])  # a source is of one format
         self._count = 0
         self._files = {name: self._documents(self.chance.randrange(1, 40)) for name in "abc"}
         steps = [{"use": "length", "max_characters": 150}, {"use": "normalize"}] if self.chance.random() < 0.4 else []
         self._of_this_refresh: Settings = {}
         self._lost: dict[str, list[Document]] | None = None
-        kept = {"keep_columns": ["url", "score"]} if self.columns else {}
         self.told: Settings = {
             "name": "history",
             "source": {"path": str(here / "in"), "id_column": "id", **kept},
             "tokenizer": "bytes",
-            "documents": {"steps": steps, **({"duplicates": "drop"} if self.drops else {})},
+            "documents": {"steps": steps, **dropped},
             "validation_fraction": 0.3,
             "layout": self.chance.choice(["mmap", "compact"]),
             "workers": 1,
@@ -174,7 +175,7 @@ def small_segments() -> None:
     tasks.assemble.write.SPAN_TOKENS = tasks.assemble.write.SPAN_DOCUMENTS = 1
 
 
-IN_SMALL_SEGMENTS = Case("history", lambda here, command: None, "", patch=small_segments)
+IN_SMALL_SEGMENTS = Case(lambda here, command: None, "", patch=small_segments)
 
 
 class Histories:

@@ -114,6 +114,10 @@ class Fault(NamedTuple):
     lasting: bool = False
     path: str = ""
 
+    def meets(self, number: int) -> bool:
+        """Whether it happens to this one of the operations that it counts."""
+        return number == self.number or (self.lasting and number > self.number)
+
     def __str__(self) -> str:
         where = f" on /{self.path}/" if self.path else ""
         return f"{self.action} at {self.kind} {self.number}{where}{' and after' if self.lasting else ''}"
@@ -236,7 +240,7 @@ class Watch:
         if fault.path and not re.search(fault.path, path):
             return None
         self._seen += 1
-        return fault.action if self._seen == fault.number or (fault.lasting and self._seen > fault.number) else None
+        return fault.action if fault.meets(self._seen) else None
 
     def _noting(
         self, function: str, path: str, real: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any]

@@ -77,7 +77,7 @@ def keep_open(path: Path, chance: random.Random) -> Iterator[set[int]]:
         time.sleep(chance.uniform(0, 0.02))
 
 
-def plain_zarr(link: Path) -> Iterator[set[int]]:
+def plain_zarr(link: Path, _: random.Random) -> Iterator[set[int]]:
     """Read with zarr alone. The link is followed once: zarr would follow it with every read."""
     import zarr  # starts threads, which the parent must not have
 
@@ -92,26 +92,24 @@ def plain_zarr(link: Path) -> Iterator[set[int]]:
     yield found
 
 
-def all_at(path: Path) -> Iterator[set[int]]:
+def all_at(path: Path, _: random.Random) -> Iterator[set[int]]:
     yield all_of(flat_tokens.open(path))
 
 
-KINDS_OF_READERS: dict[str, Callable[[Path, random.Random], Iterator[set[int]]]] = {
-    "readers that open the output, read all, and open it again": lambda root, _: all_at(root),
-    "readers that open the link `latest`, read all, and open it again": lambda root, _: all_at(root / "latest"),
-    "readers that keep open what they opened": keep_open,
-    "readers with zarr alone, of the directory that `latest` leads to": lambda root, _: plain_zarr(
-        os.path.realpath(root / "latest")
-    ),
+KINDS_OF_READERS: dict[str, tuple[Callable[[Path, random.Random], Iterator[set[int]]], str]] = {
+    "readers that open the output, read all, and open it again": (all_at, ""),
+    "readers that open the link `latest`, read all, and open it again": (all_at, "latest"),
+    "readers that keep open what they opened": (keep_open, ""),
+    "readers with zarr alone, of the directory that `latest` leads to": (plain_zarr, "latest"),
 }
 
 
 def read_on(root: Path, kind: str, stop: Path) -> tuple[int, list[Flaw]]:
     """How many reads were right, and all that was wrong."""
-    chance, right, flaws = random.Random(kind), 0, []
+    (read, place), chance, right, flaws = KINDS_OF_READERS[kind], random.Random(kind), 0, []
     while not stop.exists():
         try:
-            for found in KINDS_OF_READERS[kind](root, chance):
+            for found in read(root / place, chance):
                 right += len(found) == 1
                 if len(found) != 1:
                     flaws.append(Flaw("readers", f"a reader got the versions {sorted(found)}"))

@@ -37,19 +37,18 @@ from tests.faults.commands import (
     KNOWN_FILES,
     Facts,
     Flaw,
-    Looked,
     command,
     differences,
     fact_of,
     facts_of,
     found_by,
     import_all,
+    look_and_run,
     messages,
     named,
     succeed,
-    tried,
 )
-from tests.faults.inject import Child
+from tests.faults.inject import KILL, Child, Ended, Fault
 from tests.faults.stores import AZURITE, BUCKETS, azurite, hurry, reach
 from tests.faults.support import objects, write_notes
 from tests.processes import until
@@ -58,7 +57,6 @@ from tests.proxy import at_random
 OF_READS = ("500", "503", "429", "reset", "half", "stall")
 OF_WRITES = (*OF_READS, "half upload", "lost", "twice")
 LASTING = ("503", "reset", "403")
-KILL = "kill"
 SPOILED = {"429": 0.03, "503": 0.03, "reset": 0.02, "half": 0.02, "half upload": 0.02, "lost": 0.03, "twice": 0.03}
 """What happens to requests while two commands run: to some of 5 each."""
 
@@ -151,17 +149,6 @@ PAIRS = {
 }
 """Commands at the same moment."""
 CASES = {**SINGLE, **PAIRS}
-
-
-class Fault(NamedTuple):
-    """What is done to which request, counted from 1; if *lasting*, to all further ones too."""
-
-    number: int
-    way: str
-    lasting: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.way} at request {self.number}{' and after' if self.lasting else ''}"
 
 
 class _Shared(ctypes.Structure):
@@ -353,7 +340,7 @@ class StoreBench:
         self.lay_out()
 
         def rule(number: int, method: str, path: str) -> str | None:
-            return fault.way if number == fault.number or (fault.lasting and number > fault.number) else None
+            return fault.action if fault.meets(number) else None
 
         def run(shared: _Shared) -> Any:
             shared.counted = os.getpid()
@@ -361,12 +348,11 @@ class StoreBench:
 
         with self._serving(rule) as (shared, served):
             ended = self._client(shared, run, PATIENCE_SECONDS if fault.lasting else None).ended(HANGS_AFTER)
-            shared.counted = 0
-            looking = self._client(shared, lambda shared: self._look_and_run([words], shared)).ended(HANGS_AFTER)
+            looking = self._look_and_run([words], shared)
         if not served[0].spoiled:
             return None
         # Only a fault that lasts may be noticed.
-        is_killed = fault.way == KILL
+        is_killed = fault.action == KILL
         flaws = [*messages(ended, COMMANDS, self.output, is_killed=is_killed, may_fail=fault.lasting)]
         claimed = after if ended.value is not None and ended.value.status == 0 else None
         flaws += found_by(looking, {"out": calm.versions}, claimed)
@@ -380,11 +366,11 @@ class StoreBench:
             flaws += [flaw for flaw in unlike if not (flaw.what == "leftovers" and flaw.told.startswith(leases))]
         return named(flaws, fault)
 
-    def _look_and_run(self, several: list[Words], shared: _Shared) -> Looked:
-        version, unreadable = tried(lambda: seen(self.output))
-        first = self._facts(shared)
-        status = max([command(words).status for words in several])
-        return Looked({"out": version} if version else {}, unreadable, first, status, self._facts(shared), {}, ())
+    def _look_and_run(self, several: list[Words], shared: _Shared) -> Ended:
+        """How a process ends that looks around, undisturbed, and runs commands again."""
+        shared.counted = 0
+        see = partial(seen, self.output)
+        return self._client(shared, lambda shared: look_and_run(see, partial(self._facts, shared), *several)).ended(HANGS_AFTER)
 
     def round(self, name: str, seed: int) -> list[Flaw]:
         """Two commands at the same moment: all that did not hold. In every third round they are undisturbed, in every third some
@@ -406,8 +392,7 @@ class StoreBench:
             ]
             shared.counted = clients[seed % 2].pid
             ended = [client.ended(HANGS_AFTER) for client in clients]
-            shared.counted = 0
-            looking = self._client(shared, lambda shared: self._look_and_run(calm.several, shared)).ended(HANGS_AFTER)
+            looking = self._look_and_run(calm.several, shared)
         flaws = []
         for one in ended:
             said = messages(one, COMMANDS, self.output, is_killed=one.died and bool(kill_at))
@@ -446,11 +431,11 @@ def _unlike(calm: Calm, now: Facts, *, leases: bool) -> Iterator[Flaw]:
             yield Flaw("bytes", f"{name} differs")
 
 
-def seen(output: str) -> str | None:
-    """The latest version, after every version that can be opened was checked."""
+def seen(output: str) -> dict[str, str]:
+    """The version that the output's readers get, after every version that can be opened was checked."""
     root = Store.at(output)
     for version in names_of(root, VERSIONS):
         if is_dataset(root, version):
             flat_tokens.verify(version_store(root, version).url, "full")
     # The latest was checked above; here it is opened as readers do.
-    return None if read_pointer(root).version is None else flat_tokens.open(output).path.rpartition("/")[2]
+    return {} if read_pointer(root).version is None else {"out": flat_tokens.open(output).path.rpartition("/")[2]}

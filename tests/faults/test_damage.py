@@ -128,15 +128,15 @@ def foreign(root: Path, key: str, other: str) -> None:
 
 def renamed(root: Path, key: str, other: str) -> None:
     """The receipt of another shard, under this one's name."""
-    forge(root / "_cache" / key, root / "_cache" / other, lambda facts: {**facts, "key": key})
+    receipt = root / "_cache" / key / "receipt.json"
+    shutil.copy(root / "_cache" / other / "receipt.json", receipt)
+    forge(receipt, {"key": key})
 
 
-def forge(place: Path, source: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Write the receipt of a shard with other facts, right in all else."""
-    facts = json.loads((source / "receipt.json").read_bytes())
-    facts.pop("sha256")
-    facts = change(facts)
-    (place / "receipt.json").write_bytes(json.dumps({"sha256": digest_of(facts), **facts}).encode())
+def forge(receipt: Path, row: Any) -> None:
+    """Change the facts of a receipt, and its digest."""
+    change_file(receipt, row)
+    change_file(receipt, lambda facts: facts.update(sha256=digest_of({k: v for k, v in facts.items() if k != "sha256"})))
 
 
 def pointing_out(name: str) -> Spoil:
@@ -145,7 +145,7 @@ def pointing_out(name: str) -> Spoil:
     def write(root: Path, key: str, other: str) -> None:
         (root / "outside").write_bytes(b"outside")
         outside = [name.format(root=root), 7, "0" * 64]
-        forge(*[root / "_cache" / key] * 2, lambda facts: {**facts, "objects": [*facts["objects"], outside]})
+        forge(root / "_cache" / key / "receipt.json", lambda facts: facts["objects"].append(outside))
 
     return write
 

@@ -75,17 +75,18 @@ def json_values(seal: Callable[[Any], Any] | None = None, *, lines: bool = False
         parts = data.split(b"\n") if lines else [data]
         chosen = chance.randrange(len(parts))
         try:
-            value = json.loads(parts[chosen])
+            box = [json.loads(parts[chosen])]
         except (ValueError, RecursionError):
             return havoc()(chance, data, pool)
         for _ in range(chance.choice((1, 1, 1, 2, 4))):
-            value = _changed(chance, value)
+            _change(chance, box)
         if seal is not None and chance.random() < 0.7:
-            value = seal(value)
+            box = [seal(*box)]
         deep = chance.random() < 0.02
         if deep:
-            value = _replaced(chance, value, "DEEP")
-        text = json.dumps(value, ensure_ascii=chance.random() < 0.5)
+            holder, key = chance.choice(_places(box, 0))
+            holder[key] = "DEEP"
+        text = json.dumps(*box, ensure_ascii=chance.random() < 0.5)
         if deep:
             text = text.replace('"DEEP"', chance.choice(("[" * DEEP + "]" * DEEP, '{"a":' * DEEP + "1" + "}" * DEEP, "[" * DEEP)))
         if chance.random() < 0.05:
@@ -98,54 +99,33 @@ def json_values(seal: Callable[[Any], Any] | None = None, *, lines: bool = False
     return mutate
 
 
-def _paths(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    found = [at]
-    for key, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
-        found += _paths(item, (*at, key))
+def _places(holder: Any, key: Any) -> list[tuple[Any, Any]]:
+    """Where a value is, a container and a key, and where all is that is in it."""
+    found, value = [(holder, key)], holder[key]
+    for inner in [*value] if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        found += _places(value, inner)
     return found
 
 
-def _at(value: Any, path: tuple[Any, ...]) -> Any:
-    for key in path:
-        value = value[key]
-    return value
-
-
-def _replaced(chance: random.Random, value: Any, new: Any) -> Any:
-    path = chance.choice(_paths(value))
-    if not path:
-        return new
-    _at(value, path[:-1])[path[-1]] = new
-    return value
-
-
-def _changed(chance: random.Random, value: Any) -> Any:
-    path = chance.choice(_paths(value))
-    here = _at(value, path)
-    kind = chance.randrange(7)
-    if kind == 0 and path:
-        del _at(value, path[:-1])[path[-1]]
-        return value
-    if kind == 1 and isinstance(here, dict):
+def _change(chance: random.Random, box: list[Any]) -> None:
+    """Change something of the value in a list of one."""
+    holder, key = chance.choice(_places(box, 0))
+    here, kind = holder[key], chance.randrange(7)
+    if kind == 0 and holder is not box:
+        del holder[key]
+    elif kind == 1 and isinstance(here, dict):
         name = chance.choice([*here, *STRINGS])
         here[chance.choice(STRINGS)] = here.get(name)
-        return value
-    if kind == 2 and isinstance(here, list):
+    elif kind == 2 and isinstance(here, list):
         here += [here[chance.randrange(len(here))] if here else None] * chance.choice((1, 1, 100))
-        return value
-    if type(here) is int and kind < 5:
-        new = chance.choice((here + 1, here - 1, -here, here * 2, chance.choice(INTEGERS), str(here), float(here)))
+    elif type(here) is int and kind < 5:
+        holder[key] = chance.choice((here + 1, here - 1, -here, here * 2, chance.choice(INTEGERS), str(here), float(here)))
     elif isinstance(here, str) and kind < 5:
-        new = chance.choice((here[:-1], here + "x", here.upper(), chance.choice(STRINGS), f"{here}/../x", [here]))
+        holder[key] = chance.choice((here[:-1], here + "x", here.upper(), chance.choice(STRINGS), f"{here}/../x", [here]))
     else:
-        new = chance.choice(
-            (chance.choice(VALUES), chance.choice(STRINGS), chance.choice(INTEGERS), _at(value, chance.choice(_paths(value))))
-        )
-        new = json.loads(json.dumps(new))  # a copy: no value in itself
-    if not path:
-        return new
-    _at(value, path[:-1])[path[-1]] = new
-    return value
+        other, at = chance.choice(_places(box, 0))
+        new = chance.choice((chance.choice(VALUES), chance.choice(STRINGS), chance.choice(INTEGERS), other[at]))
+        holder[key] = json.loads(json.dumps(new))  # a copy: no value in itself
 
 
 # Pickles
