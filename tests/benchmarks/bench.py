@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +31,6 @@ REST_SECONDS = 3.0
 """Rest before a timed process, for the disk to finish what the last one left to it."""
 
 T = TypeVar("T")
-Number = TypeVar("Number", int, float)
 
 
 class Grid(NamedTuple):
@@ -274,13 +273,18 @@ def warm(paths: Iterable[Path]) -> None:
 
 
 @contextmanager
-def greatest(look: Callable[[], Number], seconds: float) -> Iterator[list[Number]]:
-    """The greatest value of so many looks while the block runs, one in so many seconds: the item of a list."""
-    found, ended = [look()], threading.Event()
+def greatest(look: Callable[[], float], seconds: float) -> Iterator[list[float]]:
+    """The greatest value of several looks while the block runs, one in so many seconds and one at its end: the item of a list.
+    Where something went away meanwhile, that look does not count.
+    """
+    found, ended = [0.0], threading.Event()
 
     def watch() -> None:
-        while not ended.wait(seconds):
-            found[0] = max(found[0], look())
+        over = False
+        while not over:
+            over = ended.wait(seconds)
+            with suppress(OSError):
+                found[0] = max(found[0], look())
 
     watching = threading.Thread(target=watch, daemon=True)
     watching.start()

@@ -142,9 +142,7 @@ def gather(directory: Path, wanted: int, roots: Sequence[Path] = ()) -> Corpus:
         left = documents(files_below(places))
         files = [write_file(directory / f"text-{number:05}.parquet", left, wanted // FILES) for number in range(FILES)]
         if not files[0].documents:
-            raise FileNotFoundError(
-                f"no text below {', '.join(map(str, places))}. Install packages with documentation."
-            )
+            raise FileNotFoundError(f"no text below {', '.join(map(str, places))}. Install packages with documentation.")
         marker.write_text(json.dumps([(file.path.name, *file[1:]) for file in files if file.documents]))
     return Corpus(directory, tuple(TextFile(directory / name, *counts) for name, *counts in json.loads(marker.read_text())))
 

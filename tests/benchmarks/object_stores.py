@@ -7,9 +7,7 @@ Last, a table of 500 columns, of which two are read, from S3 and from a web serv
 by the proxy: bytes that are fetched, the most that were on the disk, those that stay there, and seconds.
 """
 
-import contextlib
 import logging
-import os
 import time
 from collections import Counter
 from pathlib import Path
@@ -90,12 +88,7 @@ def of_wide_table(bucket: Bucket, rows: int, kind: str, place: str, keep: bool |
 
 def taken_below(directory: Path) -> int:
     """Bytes that files below a directory take on the disk: one that is read by ranges has holes."""
-    taken = 0
-    for place, _, names in os.walk(directory):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                taken += 512 * os.stat(f"{place}/{name}").st_blocks
-    return taken
+    return sum(512 * path.stat().st_blocks for path in directory.rglob("*") if path.is_file())
 
 
 def of_small_files(bucket: Bucket, count: int, place: str, scratch: Path) -> list[object]:

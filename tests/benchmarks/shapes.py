@@ -7,7 +7,6 @@ processor time (user and system), peak memory, and the most files and directorie
 median of the rounds.
 """
 
-import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -67,18 +66,13 @@ def measured(
     *before* each round, what it needs.
     """
     runs, counts = Runs(), []
-
-    def look() -> int:
-        with contextlib.suppress(OSError):  # something went away meanwhile
-            return sum(1 for _ in output.rglob("*"))
-        return 0
-
     for _ in range(bench.times):
         before()
-        with greatest(look, 0.05) as most:
+        with greatest(lambda: sum(1 for _ in output.rglob("*")), 0.05) as most:
             runs.append(bench.run(words))
         counts += most
-    return [name, f"{runs.median():.2f}", f"{runs.median('cpu'):.2f}", runs.megabytes, f"{max(counts):,}" if any(counts) else ""]
+    shown = f"{max(counts):,.0f}" if any(counts) else ""
+    return [name, f"{runs.median():.2f}", f"{runs.median('cpu'):.2f}", runs.megabytes, shown]
 
 
 def measure(bench: Bench) -> list[Grid]:

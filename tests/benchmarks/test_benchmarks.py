@@ -17,10 +17,10 @@ from tests.benchmarks.peers import PEERS, equal
 from tests.processes import python
 
 
-def package(folder: Path, files: dict[str, str]) -> Path:
+def package(folder: Path, files: dict[str, str | bytes]) -> Path:
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
+        (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     return folder
 
 
@@ -39,12 +39,16 @@ def test_text_does_not_repeat(tmp_path: Path) -> None:
 
 
 def test_text_is_what_can_be_read_as_text(tmp_path: Path) -> None:
-    root = package(tmp_path / "root", {"a.py": "a\n", "empty.py": " \n", "data.json": "{}", "zero.txt": "\0"})
-    (root / "latin.txt").write_bytes(b"\xe9t\xe9")
+    packed = gzip.compress(b"changes\n")
+    files: dict[str, str | bytes] = {
+        "a.py": "a\n",
+        "empty.py": " \n",
+        "data.json": "{}",
+        "zero.txt": "\0",
+        "latin.txt": b"\xe9t\xe9",
+    }
+    root = package(tmp_path / "root", {**files, "doc/changes.gz": packed, "doc/damaged.gz": packed[:-4]})
     (root / "link.py").symlink_to(root / "data.json")
-    (root / "doc").mkdir()
-    (root / "doc" / "changes.gz").write_bytes(gzip.compress(b"changes\n"))
-    (root / "doc" / "damaged.gz").write_bytes(gzip.compress(b"changes\n")[:-4])
     assert sorted(text for _, text in texts(gather(tmp_path / "text", 1000, [root]))) == ["a\n", "changes\n"]
 
 

@@ -14,8 +14,7 @@ from tests.faults import store_bench
 from tests.faults.cases import CASES, CORPUS, CORPUS_CASES, STREAMED
 from tests.faults.chains import Chains
 from tests.faults.commands import ORDINARY_USER, Bench, Flaw, command, receipts
-from tests.faults.decisions import Decisions
-from tests.faults.histories import VARIANTS, Histories
+from tests.faults.histories import VARIANTS, Decisions, Histories
 from tests.faults.inject import KILL, KILL_WITHIN, KINDS, LASTING, Fault
 from tests.faults.power_loss import OUTCOMES, Disk, State, write_tree
 from tests.faults.readers import KINDS_OF_READERS, read_while_published

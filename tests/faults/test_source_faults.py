@@ -1,6 +1,5 @@
 """Datasets on web servers and sources on hubs that are busy and cut connections: what is read is right."""
 
-import time
 import types
 from collections.abc import Iterator
 
@@ -9,10 +8,9 @@ import numpy as np
 import pytest
 
 import flat_tokens
-import flat_tokens.stores.retry
 from tasks.config import HubDataset, Source
 from tasks.download.hub import fetch_hub, resolve_hub
-from tests.faults.stores import QUICKER
+from tests.faults.stores import hurry
 from tests.flat_tokens.stores.test_remote import root, sequences, web_server  # noqa: F401  fixtures
 from tests.proxy import Proxy, at_random, proxy
 from tests.stand_in_hub import isolate, serve
@@ -23,10 +21,7 @@ SEEDS = range(6)
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no try wait long for the next one, and no silence be borne for long."""
-    quick = types.SimpleNamespace(sleep=lambda seconds: None, monotonic=time.monotonic)
-    monkeypatch.setattr("flat_tokens.stores.retry.time", quick)
-    monkeypatch.setattr("flat_tokens.stores.retry.FIRST_WAIT", flat_tokens.stores.retry.FIRST_WAIT / QUICKER)
-    monkeypatch.setattr("flat_tokens.stores.store.SILENCE_SECONDS", 1.5)
+    hurry(monkeypatch)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,29 +31,18 @@ with attempt(Store.at(sys.argv[1]), Path(sys.argv[1]) / "_cache", "0123456789abc
 """
 
 
-@contextlib.contextmanager
-def other_process(output: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """A process that is in the middle of an attempt, and its staging directory."""
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(output)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            yield process, Path(process.stdout.readline().strip())
-        finally:
-            process.kill()
-
-
 def test_staging_of_a_live_process_stays_and_of_a_dead_one_goes(settings, tmp_path):
     """Also if it was another version's; and what it wrote is never taken for its own by another attempt."""
     output = tmp_path / "out"
-    with other_process(output) as (process, staging):
+    command, pipe = [sys.executable, "-c", HOLD, str(output)], subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as process:
+        staging = Path(process.stdout.readline().strip())
         result = build_here(settings)
         assert (staging / "half").read_text() == "written"
         build_here({**settings, "split_seed": 1})
         assert (staging / "half").read_text() == "written"
         process.kill()
-        process.wait()
-        assert (staging / "half").exists()
+    assert (staging / "half").exists()
     assert build_here(settings).version == result.version
     assert staged(output) == []
     assert not (output / "_staging").exists()

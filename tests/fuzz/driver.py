@@ -286,13 +286,8 @@ def clear(place: Path) -> None:
             pass  # another user's, which lives
 
 
-class Judged(NamedTuple):
-    """What came of an input: its number, its outcome, its fault, if any, and the bytes of the first one with that fault."""
-
-    number: int
-    outcome: str
-    fault: Fault | None
-    data: bytes
+Judged = tuple[int, str, Fault | None, bytes]
+"""What came of an input: its number, its outcome, its fault, if any, and the bytes of the first one with that fault."""
 
 
 def run_all(name: str, prepare: Prepare, given: Sequence[bytes] | int, seconds: float, seed: int) -> Iterator[Judged]:
@@ -318,10 +313,10 @@ def run_all(name: str, prepare: Prepare, given: Sequence[bytes] | int, seconds: 
             first = int.from_bytes(data[:8], "little")
             for line in outcomes.read_text().split("\n")[:-1] if outcomes.exists() else ():
                 number, outcome, fault, kept_data = json.loads(line)
-                yield Judged(number, outcome, fault and Fault(*fault), bytes.fromhex(kept_data))
+                yield number, outcome, fault and Fault(*fault), bytes.fromhex(kept_data)
             outcomes.unlink(missing_ok=True)
             if ended.status < 0:
-                yield Judged(first - 1, "death", _death(ended.status, ended.output), data[8:])
+                yield first - 1, "death", _death(ended.status, ended.output), data[8:]
             elif ended.error or ended.status:
                 raise RuntimeError(f"{name}: the fuzzer failed:\n{ended.error}")
             if time.monotonic() > until or first >= (given if isinstance(given, int) else len(given)):
@@ -348,4 +343,4 @@ def replay(name: str, prepare: Prepare, corpus: Path) -> dict[Path, Fault | None
     """The fault of each kept input, as it is now."""
     paths = sorted((corpus / name).glob("*--*"))
     inputs = [path.read_bytes() for path in paths]
-    return {paths[one.number]: one.fault for one in (run_all(name, prepare, inputs, 3600, 0) if paths else ())}
+    return {paths[number]: fault for number, _, fault, _ in (run_all(name, prepare, inputs, 3600, 0) if paths else ())}

@@ -374,12 +374,10 @@ def _receipt(work: Path) -> Fuzzed:
     output, root = _built(work)
     (key,) = (path.parent.name for path in output.glob("_cache/*/receipt.json"))
     shard = output / "_cache" / key
-    files = {path.relative_to(shard): path.read_bytes() for path in shard.rglob("*") if path.is_file()}
+    whole = shutil.copytree(shard, work / "whole")
 
     def run(data: bytes) -> None:
-        for name, content in files.items():
-            (shard / name).parent.mkdir(parents=True, exist_ok=True)
-            (shard / name).write_bytes(content)
+        shutil.copytree(whole, shard, dirs_exist_ok=True)
         (shard / "receipt.json").write_bytes(data)
         try:
             each((str(output),), lambda: open_corpus(shard), lambda: collect(root, Policy(grace_days=0)))
@@ -387,7 +385,7 @@ def _receipt(work: Path) -> Fuzzed:
             load_shard(root, key)  # which raises nothing: a damaged shard is moved aside
             shutil.rmtree(output / "_quarantine", ignore_errors=True)
 
-    return Fuzzed([files[Path("receipt.json")]], SEALED, run, (str(output),))
+    return Fuzzed([(whole / "receipt.json").read_bytes()], SEALED, run, (str(output),))
 
 
 def _group(work: Path) -> Fuzzed:
