@@ -71,11 +71,7 @@ class Found(NamedTuple):
 
     @classmethod
     def together(cls, several: Sequence[Found]) -> Found:
-        return (
-            cls(*(np.concatenate(values) for values in zip(*several, strict=True)))
-            if several
-            else cls(*[_NONE] * len(cls._fields))
-        )
+        return cls(*map(np.concatenate, zip(cls(*[_NONE] * len(cls._fields)), *several, strict=True)))
 
 
 _NONE = np.empty(0, np.int64)
@@ -131,6 +127,14 @@ class _Runs(NamedTuple):
         return at[fits], run[fits]
 
 
+def _first_of_each(*columns: Int64s) -> Bools:
+    """Which rows differ from the row before: bool[n]"""
+    rows = np.stack(columns)
+    differs = np.ones(rows.shape[1], bool)
+    differs[1:] = (rows[:, 1:] != rows[:, :-1]).any(axis=0)
+    return differs
+
+
 def _bit(bits: UInt64s) -> UInt8s:
     """The bit of each of *bits* in its byte: uint8[n]"""
     return np.left_shift(np.uint8(1), (bits & np.uint64(7)).astype(np.uint8))
@@ -167,9 +171,7 @@ class QuestionIndex:
         found = Found.together([self._in_window(*window, data, offsets) for window in self._windows(data, offsets)])
         order = np.lexsort((found.question, found.set, found.stop, found.start, found.text))
         found = found.those(order)
-        # Windows of a long text overlap.
-        again = np.all([values[1:] == values[:-1] for values in found], axis=0)
-        return found.those(np.concatenate([np.ones(min(len(order), 1), bool), ~again]))
+        return found.those(_first_of_each(*found))  # windows of a long text overlap
 
     def _windows(self, data: UInt8s, offsets: Int64s) -> Iterator[tuple[int, Words, np.int64]]:
         """Words of texts, some at a time: the number of the first text, the words, and where their bytes begin. Those of a long
@@ -353,8 +355,7 @@ class Decontaminate:
     def _matches(self, found: Found) -> list[TextMatch]:
         """The first match of each document and set, by document and in the sets' order."""
         order = np.lexsort((found.start, found.set, found.text))
-        pairs = np.stack([found.text[order], found.set[order]])
-        first = order[np.concatenate([np.ones(min(len(order), 1), bool), (pairs[:, 1:] != pairs[:, :-1]).any(axis=0)])]
+        first = order[_first_of_each(found.text[order], found.set[order])]
         return [
             TextMatch(text, self._sets[of]["name"], {"question": question})
             for text, of, question in zip(

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from flat_tokens.annotations import Bools, Int64Pair, Int64s, UInt8s, UInt64s
+from flat_tokens.rows.views import ranges, running_sums
 
 LAST = 0x2FA1E
 """Characters from here on are Han, words by themselves."""
@@ -57,7 +58,6 @@ HASHED_BYTES = 64
 LOADED = 8
 MULTIPLIER, MIXER = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 MASKS = np.array([(1 << 8 * count) - 1 for count in range(LOADED + 1)], np.uint64)
-FIRST_BYTES = (0, 0, 0xC0, 0xE0, 0xF0)
 _ASCII = np.array(
     [ord(chr(byte).lower()) if byte < 0x80 and chr(byte).isalnum() else byte * (byte >= 0x80) for byte in range(256)], np.uint8
 )
@@ -177,16 +177,16 @@ class _WideCharacters(NamedTuple):
 
 def _characters(raw: UInt8s) -> _WideCharacters:
     leads = np.flatnonzero(raw >= 0xC0)
-    first = raw[leads]
-    sizes = 2 + (first >= 0xE0).astype(np.int64) + (first >= 0xF0)
-    points = (first & np.array([0, 0, 0x1F, 0x0F, 0x07], np.uint8)[sizes]).astype(np.int64)
-    for at in range(1, 4):
-        some = np.flatnonzero(sizes > at)
-        points[some] = points[some] << 6 | raw[leads[some] + at] & 0x3F
+    points = np.frombuffer(raw[raw >= 0x80].tobytes().decode().encode("utf-32-le"), "<u4").astype(np.int64)
     forms = _tables().forms[np.minimum(points, LAST)]
     if (points >= LAST).any():
         forms = np.where(points < LAST, forms, np.where(points < LAST_PLANE, points | ALONE, NOTHING))
-    return _WideCharacters(leads, sizes, points, forms)
+    return _WideCharacters(leads, _sizes(points), points, forms)
+
+
+def _sizes(points: Int64s) -> Int64s:
+    """The bytes of each character in UTF-8."""
+    return 1 + (points >= 0x80) + (points >= 0x800).astype(np.int64) + (points >= 0x10000)
 
 
 def _written_out(
@@ -195,20 +195,18 @@ def _written_out(
     """The texts with the given characters written as several, the byte that each byte was, and the bounds of the texts."""
     tables = _tables()
     lengths = tables.lengths[points]
-    within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    letters = tables.bytes[np.repeat(tables.starts[points], lengths) + within]
+    letters = tables.bytes[ranges(tables.starts[points], lengths)]
     if (lengths == sizes).all():  # ß and ss, for one
         written = raw.copy()
-        written[np.repeat(leads, lengths) + within] = letters
+        written[ranges(leads, lengths)] = letters
         return written, None, bounds
     counts = np.ones(len(raw), np.int64)
-    for k in range(4):
-        counts[leads[sizes > k] + k] = 0
+    counts[ranges(leads, sizes)] = 0
     counts[leads] = lengths
-    ends = np.concatenate([[0], np.cumsum(counts)])
+    ends = running_sums(counts)
     origin = np.repeat(np.arange(len(raw)), counts)
     written = raw[origin]
-    written[np.repeat(ends[leads], lengths) + within] = letters
+    written[ranges(ends[leads], lengths)] = letters
     return written, origin, ends[bounds]
 
 
@@ -226,21 +224,13 @@ def _other_characters(characters: _WideCharacters, plain: UInt8s, bounds: Int64s
         follows[np.searchsorted(leads, bounds)] = False
         _compose(forms, second, follows)
     ends = forms == SEPARATOR
-    for k in range(4):
-        plain[leads[ends & (sizes > k)] + k] = 0
-    gone = list[Int64s]()
+    plain[ranges(leads[ends], sizes[ends])] = 0
     changed = np.flatnonzero((forms != points) & ~ends)
     places, sizes, forms = leads[changed], sizes[changed], forms[changed]
-    written = np.where(forms == NOTHING, 0, 1 + (forms >= 0x80) + (forms >= 0x800) + (forms >= 0x10000))
-    for count in range(5):
-        some = written == count
-        for k in range(count):
-            # UTF-8: the first byte says how many there are, the others begin with the bits 10.
-            high = FIRST_BYTES[count] if k == 0 else 0x80
-            bits = forms[some] >> 6 * (count - 1 - k)
-            plain[places[some] + k] = high | (bits if k == 0 else bits & 0x3F)
-        gone += [places[some & (sizes > k)] + k for k in range(count, 4)]
-    return np.sort(np.concatenate(gone)), np.sort(edges)
+    written = np.where(forms == NOTHING, 0, _sizes(forms))
+    letters = forms[forms != NOTHING].astype("<u4").tobytes().decode("utf-32-le").encode()
+    plain[ranges(places, written)] = np.frombuffer(letters, np.uint8)
+    return ranges(places + written, sizes - written), np.sort(edges)
 
 
 def _compose(forms: Int64s, second: Int64s, follows: Bools) -> None:
