@@ -1,10 +1,11 @@
 """flat-tokens compare: counts of versions of the same documents, against counting one document after another."""
 
+import itertools
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import flat_tokens
@@ -57,54 +58,44 @@ def compared(home: Path, *names: str | Path, **settings: Any) -> dict[str, Any]:
     return tool.compare([open_corpus(home / name) for name in names], **settings)
 
 
-def by_hand(path: Path, group: Any, splits: tuple[str, ...] = ("train", "validation")) -> dict[str, list[int]]:
-    """Tokens, bytes and tokens of one byte by the *group* of a row, one document after another."""
+def by_hand(path: Path, kind: str, splits: tuple[str, ...] = ("train", "validation")) -> dict[str, list[int]]:
+    """Tokens, bytes and tokens of one byte by a column, one document after another."""
     dataset, counts = flat_tokens.open(path), {}
-    rows = [*rows_of(0, 60), *rows_of(100, 60)]
+    rows = dataset.documents.read_all().to_pylist()
     for name in splits:
-        split = getattr(dataset, name)
-        records = open_corpus(path).documents(name)
-        files, numbers = records.file.read(0, split.seq_count).tolist(), records.row.read(0, split.seq_count).tolist()
-        for i in range(split.seq_count):
-            lengths = dataset.token_bytes[split.sequence(i)]
-            mine = counts.setdefault(group(rows[60 * files[i] + numbers[i]]), [0, 0, 0])
-            for k, more in enumerate((len(lengths), int(lengths.sum()), int((lengths == 1).sum()))):
-                mine[k] += more
+        for row, ids in zip((row for row in rows if row["split"] == name), dataset.splits[name], strict=True):
+            lengths = dataset.token_bytes[ids]
+            of = counts.setdefault({None: "(none)", True: "true", False: "false"}.get(row[kind], row[kind]), [0, 0, 0])
+            of[:] = np.add(of, (len(ids), lengths.sum(), (lengths == 1).sum())).tolist()
     return counts
 
 
 def as_counts(groups: list[dict[str, Any]], k: int) -> dict[str, list[int]]:
-    def of(group: dict[str, Any]) -> list[int]:
-        one = group["of"][k]
-        return [one["token_count"], one["token_bytes"], round((one["byte_token_share"] or 0) * one["token_count"])]
-
-    return {group["name"]: of(group) for group in groups}
+    found = {group["name"]: group["of"][k] for group in groups}
+    return {
+        name: [of["token_count"], of["token_bytes"], round((of["byte_token_share"] or 0) * of["token_count"])]
+        for name, of in found.items()
+    }
 
 
 def test_counts_are_those_of_counting_by_hand(home, monkeypatch):
     monkeypatch.setattr(tool, "COUNT_TOKENS", 37)  # a sequence is in several windows
     found = compared(home, "demo", "bytes", by=["language", "part"])
-    for k, name in enumerate(("demo", "bytes")):
-        assert as_counts(found["by"]["source"], k) == by_hand(
-            home / name, lambda row: "web" if int(row["id"][1:]) < 100 else "books"
-        )
-        assert as_counts(found["by"]["language"], k) == by_hand(home / name, lambda row: row["language"] or "(none)")
-        assert as_counts(found["by"]["part"], k) == by_hand(home / name, lambda row: "true" if row["part"] else "false")
-    text = [len(row["text"].encode()) for row in (*rows_of(0, 60), *rows_of(100, 60))]
-    assert found["text_bytes"] == sum(text)
+    for (k, name), kind in itertools.product(enumerate(("demo", "bytes")), ("source", "language", "part")):
+        assert as_counts(found["by"][kind], k) == by_hand(home / name, kind)
+    text = "".join(row["text"] for row in (*rows_of(0, 60), *rows_of(100, 60))).encode()
+    assert found["text_bytes"] == len(text)
     demo, plain = found["versions"]
-    assert plain["token_count"] == sum(text)
+    assert plain["token_count"] == len(text)
     assert plain["bytes_per_token"] == plain["byte_token_share"] == 1
-    assert demo["bytes_per_token"] == sum(text) / demo["token_count"] > 1
-    used = Counter(byte for row in (*rows_of(0, 60), *rows_of(100, 60)) for byte in row["text"].encode())
-    assert (plain["vocabulary"], plain["unused"]) == (256, 256 - len(used))
+    assert demo["bytes_per_token"] == len(text) / demo["token_count"] > 1
+    assert (plain["vocabulary"], plain["unused"]) == (256, 256 - len({*text}))
 
 
 def test_one_split_is_counted_alone(home):
     found = compared(home, "demo", "bytes", split="validation")
     assert list(found["by"]) == ["source", "language"]  # the language is kept, so it is compared
-    by_language = by_hand(home / "demo", lambda row: row["language"] or "(none)", ("validation",))
-    assert as_counts(found["by"]["language"], 0) == by_language
+    assert as_counts(found["by"]["language"], 0) == by_hand(home / "demo", "language", ("validation",))
 
 
 def test_bytes_are_those_of_the_text_where_a_tokenizer_changes_it(home):

@@ -6,6 +6,7 @@ import shutil
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,7 +16,7 @@ from flat_tokens.tools import export as exporting
 from flat_tokens.tools.cli import description, main
 from flat_tokens.tools.corpus import ORIGIN, open_corpus
 from flat_tokens.tools.export import ExportResult, export_of, import_dataset, write
-from tests.damage import change_file
+from tests.damage import change_file, flip
 from tests.flat_tokens.demo import DEMO
 from tests.made import write_sequences
 from tests.refusal import refusal
@@ -72,29 +73,19 @@ def test_every_token_is_told_of_once(dataset, tmp_path, format):
 
 def test_files_that_are_whole_are_not_written_again(dataset, tmp_path, monkeypatch):
     """Those that are missing or damaged are, and so is what an error kept from being written."""
-    options = {"tokens_per_file": 3}
-    whole = export(dataset, tmp_path / "whole", **options)
-    real, wrote = FORMATS["megatron"].write, []
-
-    def stopping(splits: Any, part: Any, store: Any, options: Any) -> Any:
-        if len(wrote) == 3:
-            raise OSError(28, "No space left on device")
-        wrote.append(part.key)
-        return real(splits, part, store, options)
-
-    monkeypatch.setattr(exporting, "FORMATS", {**FORMATS, "megatron": replace(FORMATS["megatron"], write=stopping)})
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)  # so many are written at a time
-    with refusal("No space left", OSError):
-        export(dataset, tmp_path / "out", **options)
-    assert len(contents(tmp_path / "out")) == 6
-    damaged = tmp_path / "out" / wrote[0]
-    damaged.write_bytes(damaged.read_bytes()[:-1] + b"\xff")
-
-    monkeypatch.setattr(exporting, "FORMATS", FORMATS)
-    done = export(dataset, tmp_path / "out", **options)
-    assert (done.parts, done.reused) == (whole.parts, 2)
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
-    assert not (tmp_path / "out/.export/staging").exists()
+    out, options = tmp_path / "out", {"tokens_per_file": 3}
+    full = replace(FORMATS["megatron"], write=Mock(side_effect=OSError(28, "No space left on device")))
+    with monkeypatch.context() as patch, refusal("No space left", OSError):
+        patch.setattr(exporting, "FORMATS", {"megatron": full})
+        export(dataset, out, **options)
+    assert contents(out) == {}
+    whole, written = export(dataset, out, **options), contents(out)
+    (out / whole.objects[0].key).unlink()
+    flip(out / whole.objects[-1].key)
+    done = export(dataset, out, **options)
+    assert (done.parts, done.reused) == (whole.parts, whole.parts - 2)
+    assert contents(out) == written
+    assert not (out / ".export/staging").exists()
 
 
 @pytest.fixture

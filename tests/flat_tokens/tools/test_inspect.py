@@ -1,8 +1,6 @@
 """flat-tokens inspect: what is there, a sequence as text, and what holds a text, against searching by hand."""
 
-import contextlib
 import re
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,39 +29,25 @@ def split_of(sequences: list[list[int]]) -> Any:
     return open_corpus(in_memory(sequences)).splits["train"]
 
 
-@contextlib.contextmanager
-def in_windows_of(size: int) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flat_tokens.tools.inspect, "windows", partial(windows, max_tokens=size))
-        yield
-
-
-@given(RAGGED, st.lists(st.sampled_from([b"a", b"b", b"\xc3", b"\xa9"]), min_size=1, max_size=6), st.integers(1, 9))
-@example([[0, 1], [2, 0, 1, 0]], [b"b", b"a"], 1)
-def test_text_is_found_in_the_sequences_that_hold_it(sequences, parts, window):
-    """However tokens and windows cut it, never over the end of a sequence, and at the token where it first begins."""
-    needle, expected = b"".join(parts), []
-    for i, sequence in enumerate(sequences):
-        at = b"".join(PIECES[token] for token in sequence).find(needle)
-        if at >= 0:
-            ends = np.cumsum([len(PIECES[token]) for token in sequence])
-            expected.append((i, int(np.searchsorted(ends, at, side="right"))))
-    with in_windows_of(window):
-        found = list(find_text(split_of(sequences), VOCABULARY, needle))
-    assert [(match.sequence, match.token) for match in found] == expected
-
-
-@given(RAGGED, st.lists(st.integers(0, 6), min_size=1, max_size=4), st.integers(1, 9))
+@pytest.mark.parametrize("pieces", [PIECES, {i: i.to_bytes(4, "little") for i in PIECES}], ids=["text", "ids"])
+@given(RAGGED, st.lists(st.integers(0, 6), min_size=1, max_size=6), st.integers(1, 9))
+@example([[0, 1], [2, 0, 1, 0]], [1, 0], 1)
 @example([[1], [2, 3]], [1, 2], 2)
-def test_ids_are_found_in_the_sequences_that_hold_them(sequences, needle, window):
-    expected = []
+@example([[1, 0]], [0], 9)
+def test_text_and_ids_are_found_in_the_sequences_that_hold_them(pieces, sequences, needle, window):
+    """However tokens and windows cut it, never over the end of a sequence, and at the token where it first begins."""
+    wanted, width, expected = b"".join(pieces[i] for i in needle), 1 if pieces is PIECES else 4, []
     for i, sequence in enumerate(sequences):
-        places = [k for k in range(len(sequence)) if sequence[k : k + len(needle)] == needle]
-        expected += [(i, places[0])] if places else []
-    with in_windows_of(window):
-        found = list(find_ids(split_of(sequences), np.array(needle, np.uint32), None))
+        text, ends = b"".join(pieces[token] for token in sequence), np.cumsum([len(pieces[token]) for token in sequence])
+        places = [at for at in range(0, len(text), width) if text.startswith(wanted, at)]
+        expected += [(i, int(np.searchsorted(ends, at, side="right"))) for at in places[:1]]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flat_tokens.tools.inspect, "windows", partial(windows, max_tokens=window))
+        split = split_of(sequences)
+        matches = find_text(split, VOCABULARY, wanted) if width == 1 else find_ids(split, np.array(needle, np.uint32), None)
+        found = list(matches)
     assert [(match.sequence, match.token) for match in found] == expected
-    assert all(match.found == " ".join(map(str, needle)) for match in found)
+    assert width == 1 or all(match.found == " ".join(map(str, needle)) for match in found)
 
 
 def test_a_match_is_shown_within_its_sequence():

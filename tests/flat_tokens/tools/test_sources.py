@@ -107,19 +107,16 @@ def test_every_document_is_read_again_as_the_build_read_it(tmp_path, monkeypatch
     corpus, seen = open_corpus(tmp_path / "out"), 0
     for split, sequences in corpus.splits.items():
         places = places_of(corpus, split, range(sequences.seq_count))
-        for i, place in enumerate(places):
-            assert place.file is not None
-            found = Locator(corpus, trusted=True).find(place.file)
-            assert found == str(tmp_path / name)
-            row = read_rows(found, place.file, corpus.sources[0], [place.row])[place.row]
-            assert row.key == place.key
-            assert BYTES.encode is not None
-            assert BYTES.encode(row.text).tolist() == sequences.sequence(i).tolist()
-            seen += 1
-        if places:
-            assert places[0].file is not None
-            together = read_rows(str(tmp_path / name), places[0].file, corpus.sources[0], [place.row for place in places])
-            assert {row: found.key for row, found in together.items()} == {place.row: place.key for place in places}
+        tokens = {place.row: (place.key, sequences.sequence(i).tolist()) for i, place in enumerate(places)}
+        for rows in (tokens, *([row] for row in tokens)):  # together, and each alone
+            for file in {place.file for place in places}:
+                found = Locator(corpus, trusted=True).find(file)
+                assert found == str(tmp_path / name)
+                read = read_rows(found, file, corpus.sources[0], rows)
+                assert {row: (of.key, BYTES.encode(of.text).tolist()) for row, of in read.items()} == {
+                    row: tokens[row] for row in rows
+                }
+        seen += len(tokens)
     assert seen == {"y.txt": 1, "bad.jsonl": 2}.get(name, len(TEXTS))
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from flat_tokens import TokenBatch, write_dataset
 from flat_tokens.tools.corpus import open_corpus
 from flat_tokens.tools.sources import Locator, place_below
 from flat_tokens.tools.terminal import VISIBLE, line, markdown
@@ -160,13 +159,10 @@ def test_a_tokenizer_that_a_manifest_names_is_no_file_and_no_repository(tmp_path
 
 
 def evil_dataset(path: Path) -> Path:
-    batch = TokenBatch.from_sequences([[1, 2], [3]])
-    source = {"name": EVIL, "from": EVIL, "revision": EVIL, EVIL: EVIL}
-    source |= {"files": [{"name": EVIL, "size": 1, "sha256": EVIL}]}
-    tokenizer = {"name": EVIL, "digest": EVIL, "revision": EVIL}
+    source = {**dict.fromkeys(("name", "from", "revision", EVIL), EVIL), "files": [{"name": EVIL, "size": 1, "sha256": EVIL}]}
+    tokenizer = dict.fromkeys(("name", "digest", "revision"), EVIL)
     provenance = {"name": EVIL, "sources": [source], "tokenizer": tokenizer, "documents": {EVIL: EVIL}, "split": {"seed": EVIL}}
-    write_dataset(path, [batch], [batch], provenance=provenance)
-    return path
+    return Path(write_sequences(path, [[1, 2], [3]], [[1, 2], [3]], provenance=provenance))
 
 
 def is_harmless(said: str) -> bool:
