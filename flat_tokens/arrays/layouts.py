@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -74,7 +72,48 @@ class ArraySpec:
 
     def metadata(self, length: int) -> dict[str, bytes]:
         """The metadata objects of an array of *length* items, by key."""
-        return {key: data.replace(_LENGTH_JSON, b"%d" % length) for key, data in _metadata_of(self).items()}
+        blosc = {"cname": "zstd", "clevel": self.zstd_level, "blocksize": (self.block_length or 0) * self.numpy_dtype.itemsize}
+        if self.zarr_format == 2:
+            # Checksummed frames under the plain codec: every reader takes them, and checks them.
+            zstd: JsonObject = {"id": "zstd", "level": self.zstd_level}
+            array = {
+                "zarr_format": 2,
+                "shape": [length],
+                "chunks": [self.chunk_length],
+                "dtype": self.numpy_dtype.str,
+                "compressor": zstd if self.block_length is None else {"id": "blosc", "shuffle": 0, **blosc},
+                "fill_value": self.fill_value,
+                "order": "C",
+                "filters": None,
+                "dimension_separator": ".",
+            }
+            return {".zarray": to_json(array), ".zattrs": to_json({})}
+        little = {"name": "bytes", "configuration": {"endian": "little"}}
+        crc32c = {"name": "crc32c"}
+        if self.block_length is None:
+            zstd = {"name": "zstd", "configuration": {"level": self.zstd_level, "checksum": True}}
+        else:
+            zstd = {"name": "blosc", "configuration": {"typesize": 1, "shuffle": "noshuffle", **blosc}}
+        sharding = {
+            "chunk_shape": [self.chunk_length],
+            "codecs": [little, crc32c if self.zstd_level is None else zstd],
+            "index_codecs": [little, crc32c],
+            "index_location": "end",
+        }
+        array = {
+            "zarr_format": 3,
+            "node_type": "array",
+            "shape": [length],
+            "data_type": self.dtype,
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [self.object_length]}},
+            "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
+            "fill_value": self.fill_value,
+            "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
+            "attributes": {},
+            "dimension_names": [self.dimension],
+            "storage_transformers": [],
+        }
+        return {"zarr.json": to_json(array)}
 
     def encode_chunk(self, items: AnyArray) -> bytes:
         assert self.zstd_level is not None
@@ -105,59 +144,6 @@ class ArraySpec:
             return np.frombuffer(codecs.decode_frame(stored, size), self.numpy_dtype)
         block = codecs.decode_block(stored, n, size, self.block_length * self.numpy_dtype.itemsize)
         return np.frombuffer(block, self.numpy_dtype)
-
-
-_LENGTH = "length of the array"
-_LENGTH_JSON = b'"length of the array"'
-
-
-@functools.lru_cache(64)
-def _metadata_of(spec: ArraySpec) -> dict[str, bytes]:
-    """The metadata objects with ``_LENGTH`` for the length. They are compared and written for every array, and ``json`` indents
-    at a tenth of its speed.
-    """
-    blosc = {"cname": "zstd", "clevel": spec.zstd_level, "blocksize": (spec.block_length or 0) * spec.numpy_dtype.itemsize}
-    if spec.zarr_format == 2:
-        # Checksummed frames under the plain codec: every reader takes them, and checks them.
-        zstd: JsonObject = {"id": "zstd", "level": spec.zstd_level}
-        array = {
-            "zarr_format": 2,
-            "shape": [_LENGTH],
-            "chunks": [spec.chunk_length],
-            "dtype": spec.numpy_dtype.str,
-            "compressor": zstd if spec.block_length is None else {"id": "blosc", "shuffle": 0, **blosc},
-            "fill_value": spec.fill_value,
-            "order": "C",
-            "filters": None,
-            "dimension_separator": ".",
-        }
-        return {".zarray": to_json(array), ".zattrs": to_json({})}
-    little = {"name": "bytes", "configuration": {"endian": "little"}}
-    crc32c = {"name": "crc32c"}
-    if spec.block_length is None:
-        zstd = {"name": "zstd", "configuration": {"level": spec.zstd_level, "checksum": True}}
-    else:
-        zstd = {"name": "blosc", "configuration": {"typesize": 1, "shuffle": "noshuffle", **blosc}}
-    sharding = {
-        "chunk_shape": [spec.chunk_length],
-        "codecs": [little, crc32c if spec.zstd_level is None else zstd],
-        "index_codecs": [little, crc32c],
-        "index_location": "end",
-    }
-    array = {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": [_LENGTH],
-        "data_type": spec.dtype,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [spec.object_length]}},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": spec.fill_value,
-        "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
-        "attributes": {},
-        "dimension_names": [spec.dimension],
-        "storage_transformers": [],
-    }
-    return {"zarr.json": to_json(array)}
 
 
 class Layout(NamedTuple):
@@ -204,40 +190,5 @@ def group_metadata(zarr_format: Literal[2, 3], attributes: JsonObject) -> dict[s
 
 
 def to_json(value: Any, indent: int | None = 2) -> bytes:
-    """JSON in one fixed form, that of ``json.dumps``: equal values give equal bytes."""
-    text = _encoder(", ")(value) if indent is None else _indented(value, "\n", " " * indent)
-    return (text + "\n").encode()
-
-
-def _indented(value: Any, newline: str, step: str) -> str:
-    """The result of ``json.dumps`` with an indent. That function indents in Python; here C writes every container without
-    containers in it.
-    """
-    if not isinstance(value, dict | list | tuple) or not value:
-        return _encoder(", ")(value)
-    inner = newline + step
-    items = value.values() if isinstance(value, dict) else value
-    if not any(isinstance(item, dict | list | tuple) for item in items):
-        text = _encoder("," + inner)(value)
-        return text[0] + inner + text[1:-1] + newline + text[-1]
-    are_filled = all(isinstance(item, dict) and item for item in items)
-    if (
-        isinstance(value, list)
-        and are_filled
-        and not any(isinstance(one, dict | list | tuple) for item in items for one in item.values())
-    ):
-        # One call for very many files. No string of JSON has a line's end within, so one between braces is between two items.
-        within = inner + step
-        text = _encoder("," + within)(value)[2:-2].replace("}," + within + "{", inner + "}," + inner + "{" + within)
-        return "[" + inner + "{" + within + text + inner + "}" + newline + "]"
-    parts = [_indented(item, inner, step) for item in items]
-    if isinstance(value, dict):
-        keys = [_encoder(", ")({key: 0})[1:-4] for key in value]  # {"key": 0}
-        parts = [f"{key}: {part}" for key, part in zip(keys, parts, strict=True)]
-    begin, end = "{}" if isinstance(value, dict) else "[]"
-    return begin + inner + ("," + inner).join(parts) + newline + end
-
-
-@functools.cache
-def _encoder(separator: str) -> Callable[[Any], str]:
-    return json.JSONEncoder(ensure_ascii=False, separators=(separator, ": ")).encode
+    """JSON in one fixed form: equal values give equal bytes."""
+    return (json.dumps(value, indent=indent, ensure_ascii=False) + "\n").encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import reprlib
 from dataclasses import dataclass
@@ -94,8 +95,15 @@ def _matching_spec(metadata: JsonObject, dtype: ItemType) -> ArraySpec | None:
     if not all(number is None or type(number) is int for number in (level, block_length)):
         return None  # 3.0 equals 3, but is not written so
     spec = ArraySpec(dtype, "", zarr_format, object_length, chunk_length, level, block_length)
-    mine = json.loads(next(iter(spec.metadata(0).values())))
+    mine = _metadata_of(spec)
     return spec if all(mine[key] == metadata.get(key) for key in same) and not metadata.get("storage_transformers") else None
+
+
+@functools.lru_cache(64)
+def _metadata_of(spec: ArraySpec) -> JsonObject:
+    """The metadata of an empty array: making it for every array that is opened would take longer than comparing it."""
+    found: JsonObject = json.loads(next(iter(spec.metadata(0).values())))
+    return found
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from zarr.codecs import BloscCodec, Crc32cCodec, ZstdCodec
 
 from flat_tokens.arrays.codecs import frame_size
-from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, LayoutName, group_metadata, to_json
+from flat_tokens.arrays.layouts import LAYOUTS, ArraySpec, LayoutName, group_metadata
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.batch import TokenBatch
@@ -124,14 +124,6 @@ def test_metadata_is_what_zarr_writes_for_the_same_parameters(tmp_path, name, ar
     assert mine == own
 
 
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
-JSON_VALUES = st.recursive(
-    SCALARS,
-    lambda of: st.lists(of, max_size=3) | st.tuples(of) | st.dictionaries(st.text(max_size=3) | st.integers(), of, max_size=3),
-    max_leaves=12,
-) | st.lists(st.dictionaries(st.text(max_size=3), SCALARS | st.sampled_from(["},\n  {", "}", "{"]), max_size=3), max_size=4)
-
-
 @examples(50)
 @given(st.binary(max_size=300) | st.integers(0, 300_000).map(bytes), st.integers(-1, 9), st.booleans(), st.binary(max_size=9))
 def test_the_size_of_a_frame_is_found_whatever_comes_after_it(data, level, says_size, after):
@@ -142,12 +134,6 @@ def test_the_size_of_a_frame_is_found_whatever_comes_after_it(data, level, says_
     for cut in {0, 4, len(frame) // 2, len(frame) - 1}:
         with refusal("it is cut off"):
             frame_size(memoryview(frame[:cut]))
-
-
-@examples(100)
-@given(JSON_VALUES, st.sampled_from([None, 1, 2]))
-def test_json_has_the_form_of_the_standard_library(value, indent):
-    assert to_json(value, indent).decode("utf-8", "surrogatepass") == json.dumps(value, indent=indent, ensure_ascii=False) + "\n"
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
