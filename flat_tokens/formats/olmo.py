@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flat_tokens.annotations import Int64s, UInt64s
+from flat_tokens.annotations import UInt64s
 from flat_tokens.formats import contract
 from flat_tokens.formats.contract import (
     ExportFile,
@@ -47,7 +47,6 @@ TEXT_AT_A_TIME = 1 << 20
 ALWAYS_TEXT, TEXT_A_BYTE = 64 << 20, 64
 """Bytes of text that metadata may have anyway, and for each byte of tokens: documents may be empty, but not without end."""
 WIDTHS = (2, 4, 1, 8)
-TENS = 10 ** np.arange(18, -1, -1, dtype=np.int64)
 BOUNDS = re.compile(rb"(?:[0-9]{1,18},[0-9]{1,18}\n)*")
 MORE_COLUMNS = re.compile(rb"^([0-9]{1,18},[0-9]{1,18}),[^\n]*$", re.MULTILINE)
 
@@ -80,11 +79,12 @@ def write(splits: Splits, file: ExportFile, store: Store, options: Olmo) -> list
         for starts, ends in documents.bounds():
             for at in range(0, len(starts), LINES_AT_A_TIME):
                 some = slice(at, at + LINES_AT_A_TIME)
-                lines = _lines(starts[some], ends[some])
+                bounds = np.stack([starts[some], ends[some]], 1)
+                lines = (b"%d,%d\n" * len(bounds)) % tuple(bounds.ravel().tolist())
                 if options.provenance:
                     lines = _with_provenance(splits[file.split], lines, file.start + done)
                 writer.write(packer.compress(lines))
-                done += len(starts[some])
+                done += len(bounds)
         writer.write(packer.flush())
     masks = contract.write_mask(store, file.key.removesuffix(TOKENS) + MASK, splits[file.split], documents.masks())
     return [tokens_writer.stored, writer.stored, *masks]
@@ -105,17 +105,6 @@ def _with_provenance(split: FlatTokens, lines: bytes, first: int) -> bytes:
         (*bound.split(","), f"{key:016x}", names[file], row + 1) for bound, key, file, row in zip(bounds, *facts, strict=True)
     )
     return text.getvalue().encode()
-
-
-def _lines(starts: Int64s, ends: Int64s) -> bytes:
-    """Lines of two numbers each, made of all their digits at once."""
-    numbers = np.stack([starts, ends], 1)[:, :, None]  # (line, column) -> (line, column, digit)
-    text = np.empty((len(starts), 2, len(TENS) + 1), np.uint8)
-    text[:, :, :-1] = numbers // TENS % 10 + ord("0")
-    text[:, 0, -1], text[:, 1, -1] = ord(","), ord("\n")
-    used = np.ones(text.shape, np.bool_)
-    used[:, :, :-2] = numbers >= TENS[:-1]
-    return text[used].tobytes()
 
 
 def open_file(store: Store, key: str, options: Olmo) -> IndexedFile:
