@@ -34,12 +34,12 @@ from tasks.output.forgotten import forgotten_at
 from tasks.output.leases import Workspace
 from tasks.output.places import layout_of, nearest
 from tasks.parts.stored import document_spec, may_stream
-from tasks.rows import KEY, ROW, fact
+from tasks.rows import KEY, ROW, as_rows, fact
 from tasks.shards.recipe import Recipe
 from tasks.text.documents import Tally, TextBatch, read_documents
 from tasks.text.files import plan_ranges
 from tasks.tokenize.chat import encoder_of
-from tasks.tokenize.engines import Encoder, Engine, Tokenizer, UnencodableError, engine_of, large_string_array, tokens_of
+from tasks.tokenize.engines import Engine, Tokenizer, UnencodableError, engine_of, large_string_array, tokens_of
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class Piece(NamedTuple):
 
     part: Slice
     tally: Tally
-    documents: list[TextBatch]
+    documents: TextBatch
     seconds: float
     timed: int
 
@@ -209,7 +209,10 @@ def _read(recipe: Recipe, part: Slice, most: int, batch_bytes: int | None, forgo
             if text_read(tally) >= most:
                 break
     (first, early), (last, late) = marks[1 if len(marks) > 2 else 0], marks[-1]
-    return Piece(part, tally, documents, late - early, last - first)
+    # With a batch that has none, and without kept columns, whose kinds may differ.
+    none = TextBatch(large_string_array(), as_rows(dict.fromkeys((KEY, ROW), np.empty(0, np.uint64))))
+    texts, rows = zip(*((some.texts, some.rows.select([KEY, ROW])) for some in (none, *documents)), strict=True)
+    return Piece(part, tally, TextBatch(pa.concat_arrays(texts), pa.concat_batches(rows)), late - early, last - first)
 
 
 def _tokenized(recipe: Recipe, tokenizer: Tokenizer, pieces: list[Piece], workers: int) -> tuple[list[TokenBatch], float]:
@@ -228,8 +231,7 @@ def _tokenized(recipe: Recipe, tokenizer: Tokenizer, pieces: list[Piece], worker
             tokens = list(_tokens([pieces[i] for i in batch], recipe, engine))
             for piece in (pieces[i] for i in batch):
                 for made in recipe.facts_of_texts(piece.part).values():  # for the time that it takes
-                    for some in piece.documents:
-                        made.of(some.texts)
+                    made.of(piece.documents.texts)
             took = sum(pieces[i].text_bytes for i in batch), clock() - begun
             found.update(zip(batch, tokens, strict=True))
         spent.append(took)
@@ -245,32 +247,20 @@ def _tokens(pieces: list[Piece], recipe: Recipe, engine: Engine) -> Iterator[Tok
     source = recipe.source(part)
     by_reference = part.source in recipe.by_reference
     encoder = encoder_of(engine, source, recipe.chat(part), recipe.tokenizer, recipe.documents, by_reference)
-    texts = [some.texts for piece in pieces for some in piece.documents]
+    texts = [piece.documents.texts for piece in pieces]
     try:
-        tokens = encoder(pa.concat_arrays([large_string_array(), *texts]))
+        tokens = encoder(pa.concat_arrays(texts))
     except UnencodableError:
         for piece in pieces:
-            yield _one_by_one(piece, recipe, encoder)
+            yield tokens_of(piece.documents, piece.part, source, recipe.documents, encoder, piece.tally)[0]
         return
     ids, offsets = tokens.ids, tokens.offsets
-    counts = (sum(len(some.texts) for some in piece.documents) for piece in pieces)
     at = 0
-    for end in accumulate(counts):
+    for end in accumulate(map(len, texts)):
         starts = offsets[at : end + 1]
         batch = TokenBatch.from_flat(ids[starts[0] : starts[-1]].copy(), (starts - starts[0]).astype(np.uint64))
         yield batch._replace(loss_mask=None if tokens.mask is None else tokens.mask[starts[0] : starts[-1]])
         at = end
-
-
-def _one_by_one(piece: Piece, recipe: Recipe, encoder: Encoder) -> TokenBatch:
-    """The tokens of a piece of which the engine does not take some document."""
-    source = recipe.source(piece.part)
-    found = [tokens_of(some, piece.part, source, recipe.documents, encoder, piece.tally)[0] for some in piece.documents]
-    starts = np.cumsum(np.concatenate([[0], *(np.diff(some.seq_starts.astype(np.int64)) for some in found)]))
-    tokens = np.concatenate([some.encoded_tokens for some in found])
-    masks = [some.loss_mask for some in found if some.loss_mask is not None]
-    largest = max(some.max_token_id for some in found)
-    return TokenBatch(tokens, starts.astype(np.uint64), largest)._replace(loss_mask=np.concatenate(masks) if masks else None)
 
 
 def _sizes(batches: list[TokenBatch], pieces: list[Piece], layout: LayoutName) -> tuple[Counts, float]:
@@ -285,9 +275,7 @@ def _sizes(batches: list[TokenBatch], pieces: list[Piece], layout: LayoutName) -
     packing = 0.0 if specs.encoded_tokens.zstd_level is None else (clock() - begun) / max(token_count, 1)
     lengths = [np.diff(of.seq_starts.astype(np.int64)) for of in batches]
     documents = _packed(specs.seq_starts, [np.cumsum(np.concatenate([[0], *lengths]))])
-    documents += sum(
-        _packed(beside, [fact(some.rows, name) for piece in pieces for some in piece.documents]) for name in (KEY, ROW)
-    )
+    documents += sum(_packed(beside, [fact(piece.documents.rows, name) for piece in pieces]) for name in (KEY, ROW))
     alone = np.array([_packed(specs.encoded_tokens, [some]) for some in tokens], np.float64)
     counts = np.array([of.seq_count for of in batches], np.float64)
     return alone * together / max(alone.sum(), 1) + counts * documents / max(counts.sum(), 1), packing
