@@ -2,11 +2,9 @@
 
 import os
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
@@ -29,7 +27,6 @@ from tasks.models import Slice, SourceFile, TokenShard, digest_of
 from tests.refusal import refusal
 from tests.slices import range_of_slice
 
-ROOT = Path(__file__).parents[2]
 MINE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
@@ -51,14 +48,6 @@ def test_a_single_source_and_a_tokenizer_by_name_are_short_forms():
     assert short.tokenizer == TokenizerConfig(name="bytes")
     assert BuildConfig.model_validate(short.model_dump()) == short
     assert BuildConfig.model_validate_json(short.model_dump_json()) == short
-
-
-@pytest.mark.parametrize("example", sorted((ROOT / "deployments").rglob("demo.yaml")), ids=str)
-def test_examples_are_valid(example):
-    settings = yaml.safe_load(example.read_text())
-    assert [source.path for source in BuildConfig.model_validate(settings).sources] == [
-        one["path"] for one in settings["sources"]
-    ]
 
 
 @pytest.mark.parametrize(

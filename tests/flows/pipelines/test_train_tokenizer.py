@@ -130,14 +130,21 @@ def test_a_sample_is_that_of_a_subset(published, home, tmp_path):
     assert (record["trained_on"]["fraction"], record["trained_on"]["seed"]) == (0.5, 7)
 
 
-def test_a_version_is_decoded_without_its_special_tokens(home, published, tmp_path):
+def test_a_trained_vocabulary_is_used_and_its_versions_are_decoded_without_special_tokens(home, published, tmp_path):
     """Trained on a version of a trained tokenizer: text that looks like a special token stays text."""
     request = request_of(310)
     trained(settings_of(home, tmp_path / "out"), request, tmp_path / "first")
-    tokenizer = str(tmp_path / "first/notes-310/tokenizer.json")
-    version = Path(build_here(settings_of(home, tmp_path / "again", tokenizer=tokenizer)).path)
+    tokenizer = str(tmp_path / "first/notes-310")
+    (result,) = retokenize_here(settings_of(home, home / "out"), tokenizer, output=f"{tmp_path}/{{tokenizer}}")
+    version, dataset = Path(result.path), flat_tokens.open(result.path)
+    assert version.parents[1].name == "notes-310"
+    assert dataset.manifest["provenance"]["tokenizer"]["highest_id"] == 309
+    assert dataset.token_bytes[309] == 0
+    ids = dataset.train.slice(0, dataset.train.token_count) >> 1
+    assert int(dataset.token_bytes[ids].sum()) == flat_tokens.open(published).train.token_count
+    from_a_file = build_here(settings_of(home, tmp_path / "again", tokenizer=f"{tokenizer}/tokenizer.json")).path
     with refusal("--trust-records"):
-        on_version(version, request, tmp_path / "second")
+        on_version(Path(from_a_file), request, tmp_path / "second")
     on_version(version, request, tmp_path / "second", tokenizer=tokenizer)
     on_version(published, request, tmp_path / "third")
     data = [(tmp_path / place / "notes-310/tokenizer.json").read_bytes() for place in ("first", "second", "third")]
@@ -247,19 +254,6 @@ def test_what_cannot_be_trained_or_cut_is_refused(home, published, tmp_path):
     tokenizer.write_bytes(tokenizer.read_bytes() + b" ")
     with refusal(r"training\.json: does not describe the vocabulary next to it"):
         cut_trained(str(tokenizer), (280,), str(tmp_path / "cut"))
-
-
-def test_retokenize_takes_a_trained_vocabulary_with_the_fast_engine(home, published, tmp_path):
-    on_version(published, request_of(300), tmp_path / "to")
-    place = f"{tmp_path}/{{tokenizer}}"
-    (result,) = retokenize_here(settings_of(home, home / "out"), str(tmp_path / "to/notes-300"), output=place)
-    dataset = flat_tokens.open(result.path)
-    assert Path(result.path).parents[1].name == "notes-300"
-    assert dataset.manifest["provenance"]["tokenizer"]["highest_id"] == 299
-    assert dataset.token_bytes[299] == 0
-    ids = dataset.train.slice(0, dataset.train.token_count) >> 1
-    before = flat_tokens.open(published).train
-    assert int(dataset.token_bytes[ids].sum()) == before.token_count
 
 
 def test_the_command_trains_cuts_and_says_what_it_wrote(tmp_path, terminal):

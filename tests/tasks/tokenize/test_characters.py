@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import tokenizers
 from hypothesis import given
@@ -25,10 +24,9 @@ from tasks.tokenize.characters import (
     LETTERS_OF_17,
     UNICODE_17,
     UNICODE_17_SYMBOLS,
-    divided,
     may_change,
 )
-from tasks.tokenize.engines import Encode, Tokenizer, Tokens, ids_of, large_string_array, may_use_fast_engine
+from tasks.tokenize.engines import Encode, Tokenizer, ids_of, large_string_array, may_use_fast_engine
 from tasks.tokenize.fast_json import DEEPSEEK, PATTERNS
 from tasks.tokenize.tokenizers import json_tokenizer
 from tests.examples import first_fast
@@ -63,22 +61,6 @@ def test_they_are_found_anywhere_in_long_texts_and_in_parts_of_arrays():
         assert LETTERS_OF_17.texts(texts).tolist() == [False, True, True, False, True, False]
         assert LETTERS_OF_17.texts(texts[2:5]).tolist() == [True, False, True]
     assert LETTERS_OF_17.texts(large_string_array()).tolist() == []
-
-
-@given(texts=st.lists(st.text(st.sampled_from("a \u088f\u0890\ua7ce\ua7d0中\U00010940\U0001f600é")), max_size=6))
-def test_texts_with_them_keep_their_places(texts):
-    """The other engine gets them alone."""
-    tokenizer = load("bytes")
-    seen = []
-
-    def others(some: pa.LargeStringArray) -> Tokens:
-        seen.extend(some.to_pylist())
-        return tokenizer.reference(some)
-
-    array = large_string_array(*texts)
-    found, expected = divided(tokenizer.reference, others, LETTERS_OF_17.texts)(array), tokenizer.reference(array)
-    assert (found.ids.tolist(), found.offsets.tolist()) == (expected.ids.tolist(), expected.offsets.tolist())
-    assert seen == [text for text in texts if LETTERS & set(text)]
 
 
 def pair_tokenizer(pre_tokenizer: dict[str, Any]) -> tuple[Encode, Encode]:

@@ -147,18 +147,6 @@ def test_a_text_that_the_reference_does_not_take_is_not_compared(tmp_path):
     assert len(tokens(one, "ab", tmp_path=tmp_path).ids) == 2
 
 
-def test_the_reference_engine_is_compared_with_nothing(tmp_path):
-    calls = []
-
-    def counted(texts: pa.LargeStringArray) -> Tokens:
-        calls.append(len(texts))
-        return reference(texts)
-
-    tokenizer = dataclasses.replace(load("bytes"), reference=counted)
-    tokens(Engine(tokenizer, fast=False), "ab", tmp_path=tmp_path)
-    assert len(calls) == 2  # the second time to see that there is no fast engine
-
-
 def test_a_build_stops_and_the_reference_engine_makes_all_anew(tmp_path, monkeypatch):
     """Also what was stored before the difference was seen."""
     make = tasks.tokenize.tokenizers.gigatoken_encode

@@ -184,23 +184,17 @@ def test_no_special_token_comes_of_a_changed_content(change, content):
     assert of(user("x")).parts[0::2] == [2, 1]
 
 
-def test_a_seal_belongs_to_one_conversation():
-    """Characters of the alphabet of seals are text, wherever they are."""
-    of = renderer(MARKED)
-    text = "".join(chr(0x100000 + i) for i in range(0, 0xFFFE, 997))
-    rendered = of(json.dumps([{"role": "user", "content": text}, {"role": "assistant", "content": text}]).encode())
-    size = len(text.encode())
-    assert rendered.parts == [f"user:{text}assistant:{text}".encode()]
-    assert rendered.spans == [5, 5 + size, 15 + size, 15 + 2 * size]
-
-
-alphabet = st.sampled_from(["<s>", "<|im_", "start|>", "<", "|im_end|>", "s>", "a", "é", "😀", "\U000f0000", "\U000f0001", "\n"])
+alphabet = st.sampled_from(
+    ["<s>", "<|im_", "start|>", "<", "|im_end|>", "s>", "a", "é", "😀", "\U000f0000", "\U00100000", "\U0010fffd", "\n"]
+)
 
 
 @given(st.lists(st.lists(alphabet, max_size=6).map("".join), min_size=1, max_size=4))
 @examples(200)
 def test_text_of_messages_stays_text(contents):
-    """Special tokens are those of the template alone, however messages' strings meet; marks are where the content is."""
+    """Special tokens are those of the template alone, however messages' strings meet; marks are where the content is. Characters
+    of numbers and of seals are text.
+    """
     of = renderer(
         "{% for m in messages %}<s>{{ m.role }}\n{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% endfor %}"
     )
