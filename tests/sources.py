@@ -18,7 +18,7 @@ import zstandard
 import flat_tokens
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.columns import columns_of
-from flat_tokens.keys import document_keys
+from flat_tokens.keys import keys_of_bytes
 from flat_tokens.manifest import EVERY_SPLIT
 from flat_tokens.text.rows import SourceFormat, TextFile, to_large
 from tasks.output.target import SplitRule
@@ -197,8 +197,7 @@ def expected(
             seen.add((before, text))
             ids = [value + 1 for value in before + text]
             mask = [0] * len(before) + [1] * len(text) if prompt else None
-            key = row[by].encode()
-            split = EVERY_SPLIT[rule.numbers(document_keys(np.frombuffer(key, np.uint8), np.array([0, len(key)])))[0]]
+            split = EVERY_SPLIT[rule.numbers(keys_of_bytes([row[by].encode()]))[0]]
             found[split].append(Held(file, number, ids, mask, {name: row[name] for name in columns}))
     return found
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import flat_tokens
 from flat_tokens.arrays.layouts import LAYOUTS
-from flat_tokens.keys import document_keys
+from flat_tokens.keys import keys_of_bytes
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.corpus import open_corpus
 from flat_tokens.tools.sources import Locator, places_of
@@ -185,8 +185,7 @@ def test_a_dataset_without_records_is_its_own_source(here):
     here.run("merge", "plain")
 
     def key(ids: list[int]) -> int:
-        data = np.frombuffer(np.array(ids, "<u4").tobytes(), np.uint8)
-        return int(document_keys(data, np.array([0, len(data)]))[0])
+        return int(keys_of_bytes([np.array(ids, "<u4").tobytes()])[0])
 
     assert here.docs() == {
         "train": [Doc(tuple(ids), key(ids), 0, row) for row, ids in enumerate(train)],
@@ -352,8 +351,7 @@ def test_samples_have_nothing_to_do_with_how_validation_was_drawn():
 def test_documents_are_listed_by_key_or_by_id(here, name):
     """Keys in hexadecimal as trace shows them, or in an array; what no document has is counted."""
     ids = [b"first", b"second", "drittes ä".encode()]
-    data = np.frombuffer(b"".join(ids), np.uint8)
-    keys = document_keys(data, np.cumsum([0, *map(len, ids)])).tolist()
+    keys = keys_of_bytes(ids).tolist()
     docs = [Doc((i,), key, 0, i) for i, key in enumerate(keys)]
     here.put("a", docs, docs[:1])
     (here.path / "keys.txt").write_text(f"{keys[2]:016x}\n0x{keys[0]:016X}\n{keys[0]:016x}\n{5:016x}\n")

@@ -11,7 +11,6 @@ import pytest
 import flat_tokens
 import tasks.shards.recipe
 from flat_tokens.manifest import CLUSTER
-from flat_tokens.stores.store import Store
 from flat_tokens.tools.terminal import percent
 from flows.pipelines.build import BuildResult
 from flows.pipelines.forget import forget
@@ -19,7 +18,6 @@ from flows.pipelines.plan import plan
 from flows.watch.summaries import summary
 from tasks.config import BuildConfig
 from tasks.derive.request import ForgetRequest
-from tasks.garbage import Policy, collect
 from tests.benchmarks.planted import joined, shingles_of, similar_pairs
 from tests.faults.support import build_here, refresh_here, same_bytes, settings_of
 from tests.flows.through_json import built
@@ -148,23 +146,6 @@ def test_a_refresh_signs_the_segment_that_has_changed(tmp_path, signed, action):
     assert other.version != result.version
     assert refresh_here({**settings, "documents": {"near_duplicates": {"words": 3}}}).text_bytes_tokenized == 0
     assert sum(signed) == 60
-
-
-def test_the_next_one_takes_the_place_of_one_that_leaves(tmp_path):
-    """Its tokens were kept, and its signature."""
-    texts = texts_of(20, 3)
-    put(tmp_path / "in/a.jsonl", texts)
-    put(tmp_path / "in/b.jsonl", [f"{text} end" for text in texts])
-    settings = told(tmp_path / "out", tmp_path / "in")
-    first = refresh_here(settings)
-    assert first.build is not None
-    assert {file for file, _ in by_place(first.path)} == {0}
-    assert collect(Store.at(tmp_path / "out"), Policy(keep_versions=1, grace_days=0), delete=True).garbage == ()
-    (tmp_path / "in/a.jsonl").unlink()
-    second = refresh_here(settings)
-    assert second.text_bytes_tokenized == 0
-    assert second.build is not None
-    assert len(by_place(second.path)) == len(by_place(first.path))
 
 
 def test_forgotten_documents_take_their_near_copies_with_them(tmp_path):

@@ -137,7 +137,6 @@ def delta_table(tmp_path: Path, catalog: Any) -> Any:
         (lambda: append(1000, 1100), "20 files added", 20),
         (lambda: table().optimize.compact(partition_filters=[("lang", "=", "en")]), "1 file added, 12 removed", 1),
         (merge, "2 files added, 1 removed", 2),
-        (lambda: table().update(updates={"text": "'one'"}, predicate="n = 99"), "1 file added, 1 removed", 1),
         (lambda: table().delete("n = 98"), "1 file added, 1 removed", 1),
     ]
     return {"table": place}, lambda: table().version(), changes
@@ -165,7 +164,6 @@ def iceberg_table(tmp_path: Path, catalog: Any) -> Any:
             "3 files added, 1 removed",
             3,
         ),
-        (lambda: table.delete("n = 98 or n = 7"), "2 files added, 2 removed", 2),
         (tag, "nothing changed", 0),
     ]
     source = {"table": "texts.web", "catalog": f"sqlite:///{tmp_path}/catalog.db"}

@@ -20,22 +20,16 @@ from tasks.finalize.seal import count_repeated
 from tasks.output.pointer import is_dataset, read_pointer
 from tasks.shards.index import read_index
 from tests.faults.support import build_here
+from tests.flat_tokens.demo import DEMO, TOKENIZER
 from tests.refusal import refusal
 from tests.sources import held, write_rows
-
-DEMO = Path(__file__).parents[3] / "deployments/demo"
-TOKENIZER = str(DEMO / "tokenizer.json")
 
 
 def make(output: Path, workers: int = 2, **settings: Any) -> BuildResult:
     return build_here({"output": str(output), "tokenizer": "bytes", **settings}, workers)
 
 
-def demo_sources() -> list[dict[str, str]]:
-    return [
-        {"name": "stories", "path": str(DEMO / "stories.parquet"), "id_column": "id"},
-        {"name": "notes", "path": str(DEMO / "notes.jsonl"), "id_column": "id"},
-    ]
+SOURCES = [{"name": path.stem, "path": str(path), "id_column": "id"} for path in (DEMO / "stories.parquet", DEMO / "notes.jsonl")]
 
 
 def keys_in(output: Path) -> set[str]:
@@ -75,9 +69,7 @@ def check_with_zarr(path: str, zarr_format: int) -> dict[str, int]:
     ("layout", "zarr_format", "fraction"), [("mmap", 3, 0), ("compact", 3, 0.3), ("compact", 3, 1), ("zarr2", 2, 1)]
 )
 def test_zarr_reads_every_layout_and_an_empty_split_is_a_valid_one(tmp_path, layout, zarr_format, fraction):
-    result = make(
-        tmp_path, sources=demo_sources(), layout=layout, validation_fraction=fraction, tokenizer=TOKENIZER, slice_bytes=30_000
-    )
+    result = make(tmp_path, sources=SOURCES, layout=layout, validation_fraction=fraction, tokenizer=TOKENIZER, slice_bytes=30_000)
     counts = check_with_zarr(result.path, zarr_format)
     assert sum(counts.values()) == result.totals["documents"]["written"] > 200
     assert (counts["train"] == 0) == (fraction == 1)
@@ -176,7 +168,7 @@ def test_an_uncommitted_version_is_none_for_any_reader(tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr("tasks.finalize.seal.commit", fail)
             with refusal("pulled the plug", OSError):
-                make(output, sources=demo_sources(), layout=layout)
+                make(output, sources=SOURCES, layout=layout)
         (version,) = (output / "versions").iterdir()
         assert (version / "manifest.json").exists()
         assert not is_dataset(Store.at(output), version.name)
@@ -184,23 +176,23 @@ def test_an_uncommitted_version_is_none_for_any_reader(tmp_path, monkeypatch):
             zarr.open_group(str(version), mode="r")
         with pytest.raises(FileNotFoundError):
             flat_tokens.open(output)
-        result = make(output, sources=demo_sources(), layout=layout)
+        result = make(output, sources=SOURCES, layout=layout)
         assert result.version == version.name
         assert not result.was_published
         assert is_dataset(Store.at(output), version.name)
 
 
 def test_a_version_with_a_file_too_many_is_not_published(tmp_path):
-    first = make(tmp_path, sources=demo_sources())
+    first = make(tmp_path, sources=SOURCES)
     stray = Path(first.path, "train", "stray")
     shutil.rmtree(first.path)
     stray.parent.mkdir(parents=True)
     stray.write_text("x")
     with refusal(r"nothing was published: train/stray is not in the manifest"):
-        make(tmp_path, sources=demo_sources())
+        make(tmp_path, sources=SOURCES)
     assert not is_dataset(Store.at(tmp_path), first.version)
     stray.unlink()
-    assert make(tmp_path, sources=demo_sources()).version == first.version
+    assert make(tmp_path, sources=SOURCES).version == first.version
 
 
 @given(
