@@ -19,6 +19,7 @@ from tasks.output.leases import build_lease
 from tasks.output.pointer import read_pointer
 from tasks.output.versions import Version, list_versions, names_of, pin, roll_back
 from tasks.shards.receipts import load_shard
+from tests.calls import before_each_call
 from tests.examples import first_fast
 from tests.faults.support import build_here, receipts, shards_stay, write_notes
 from tests.flows.test_stores import s3  # noqa: F401  a fixture
@@ -283,14 +284,13 @@ def test_the_rest_of_a_version_whose_removal_died_goes_at_once(root, build, monk
 def test_two_collections_of_an_object_store_may_meet_at_any_version(root, build, monkeypatch):
     """Found on Google Cloud Storage: one removed a marker that the other one had just seen."""
     old, new = (build("a", split_seed=seed) for seed in range(2))
-    real, others = Store.read, [root]
+    others = [root]
 
-    def read(store: Store, key: str) -> bytes:
+    def meet(_: Store, key: str) -> None:
         if key == f"versions/{old}/zarr.json" and others:
             collect(others.pop(), NOW, delete=True)
-        return real(store, key)
 
-    monkeypatch.setattr(Store, "read", read)
+    before_each_call(monkeypatch, "flat_tokens.stores.store.Store.read", meet)
     collect(root, NOW, delete=True)
     assert (others, versions(root)) == ([], [new])
     flat_tokens.verify(root.url, "full")

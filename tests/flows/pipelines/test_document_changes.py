@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tasks.finalize.document_changes
 from flat_tokens.stores.store import Store
 from flows.pipelines.refresh import RefreshResult
 from flows.refresh import history
@@ -23,6 +22,7 @@ from tasks.garbage import Policy, collect
 from tasks.output.changes import DocumentChangeCounts, as_markdown, as_text
 from tasks.output.pointer import read_history
 from tasks.output.versions import roll_back
+from tests.calls import before_each_call
 from tests.examples import examples
 from tests.faults.support import refresh_here, settings_of
 from tests.refusal import refusal
@@ -116,12 +116,9 @@ def test_histories_of_edits_are_counted(tmp_path, data):
 
 @pytest.mark.slow
 def test_documents_of_segments_that_stayed_are_not_looked_at(tmp_path, monkeypatch):
-    text, looked_at = some_text(100), []
+    text = some_text(100)
     refreshed(tmp_path, text)
-    real = tasks.finalize.document_changes.token_digests
-    monkeypatch.setattr(
-        "tasks.finalize.document_changes.token_digests", lambda split: [looked_at.append(split.seq_count), *real(split)][1:]
-    )
+    looked_at = before_each_call(monkeypatch, "tasks.finalize.document_changes.token_digests", lambda split: split.seq_count)
     text["50"] = ("web", "another text")
     found = refreshed(tmp_path, text).changes.documents
     assert counts(found.total) == (0, 0, 1, 0)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import flat_tokens
-import tasks.shards.recipe
 from flat_tokens.manifest import CLUSTER
 from flat_tokens.tools.terminal import percent
 from flows.pipelines.build import BuildResult
@@ -19,6 +18,7 @@ from flows.watch.summaries import summary
 from tasks.config import BuildConfig
 from tasks.derive.request import ForgetRequest
 from tests.benchmarks.planted import joined, shingles_of, similar_pairs
+from tests.calls import before_each_call
 from tests.faults.support import build_here, refresh_here, same_bytes, settings_of
 from tests.flows.through_json import built
 from tests.made import read_docs
@@ -120,9 +120,7 @@ def test_a_column_says_which_are_kept_together(tmp_path, paths, by):
 @pytest.fixture
 def signed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many texts were signed, call by call."""
-    counts, sign = [], tasks.shards.recipe.signatures
-    monkeypatch.setattr("tasks.shards.recipe.signatures", lambda texts, *more: (counts.append(len(texts)), sign(texts, *more))[1])
-    return counts
+    return before_each_call(monkeypatch, "tasks.shards.recipe.signatures", lambda texts, *_: len(texts))
 
 
 @pytest.mark.parametrize("action", ["drop", "keep"])

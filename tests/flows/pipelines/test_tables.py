@@ -22,6 +22,7 @@ from flows.pipelines.refresh import RefreshResult
 from tasks.config import BuildConfig, Source
 from tasks.download import iceberg
 from tasks.download.sources import resolve_source
+from tests.calls import before_each_call
 from tests.faults.support import Settings, build_here, digests, refresh_here, same_bytes
 from tests.flows.pipelines.test_reruns import tokenized  # noqa: F401  a fixture
 from tests.flows.test_stores import bucket  # noqa: F401  a fixture
@@ -321,8 +322,7 @@ def test_rows_that_an_iceberg_table_deleted_are_left_out_and_columns_are_found_b
 
 def test_manifests_of_an_iceberg_table_are_read_once(tmp_path, catalog, monkeypatch):
     catalog.create_table("texts.web", rows(0, 1).schema).append(rows(0, 3))
-    opened, read = [], iceberg.StoreInput.open
-    monkeypatch.setattr(iceberg.StoreInput, "open", lambda one, *options: opened.append(one.location) or read(one, *options))
+    opened = before_each_call(monkeypatch, "tasks.download.iceberg.StoreInput.open", lambda one, *_: one.location)
     resolve_source(Source(table="texts.web", catalog=f"sqlite:///{tmp_path}/catalog.db"), 0)
     assert sum(name.endswith("-m0.avro") for name in opened) == 1
 

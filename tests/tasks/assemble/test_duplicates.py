@@ -16,6 +16,7 @@ from tasks.assemble.duplicates import FirstTexts, _Forest, clusters, least_simil
 from tasks.text.signatures import BYTES, NUMBERS, signatures, text_digests
 from tests.benchmarks.bench import run_whole
 from tests.benchmarks.planted import joined, planted, right_links, shingles_of, similar_pairs
+from tests.calls import before_each_call
 from tests.examples import examples
 
 
@@ -57,11 +58,7 @@ def test_union_find_gives_what_a_naive_program_gives(pairs, at_once):
 
 
 def test_many_copies_in_one_band_are_found_without_all_pairs(monkeypatch):
-    compared = []
-    true = tasks.assemble.duplicates.similarity
-    monkeypatch.setattr(
-        tasks.assemble.duplicates, "similarity", lambda one, other: (compared.append(len(one)), true(one, other))[1]
-    )
+    compared = before_each_call(monkeypatch, "tasks.assemble.duplicates.similarity", lambda one, _: len(one))
     texts = [" ".join(text(1)[: 100 - k % 3]) for k in range(600)]
     assert clusters(signed(texts), 0.8).tolist() == [0] * 600
     assert sum(compared) < 10_000

@@ -53,6 +53,7 @@ from tasks.parts.stored import (
 )
 from tasks.rows import DIGEST, KEY, ROW, as_rows, changed
 from tasks.shards.stream import TASK, BrokenStreamError
+from tests.calls import before_each_call
 from tests.examples import examples
 from tests.made import small
 from tests.refusal import refusal
@@ -673,15 +674,11 @@ def test_nobody_waits_for_a_writer_that_failed(on_disk, monkeypatch, failing, fo
 
 def test_many_short_documents_are_few_arrays(on_disk, monkeypatch):
     """Half of them validation, in no order: the thread that writes gets them together, not one by one."""
-    shard, lengths = Shard([Document(key, [key % 7] * (key % 3)) for key in range(900)], None), []
-    real = tasks.assemble.write.SpanWriter.stream
-
-    def noted(writer: Any, tokens: Any, *rest: Any) -> Any:
-        lengths.append(len(tokens))
-        return real(writer, tokens, *rest)
-
+    shard = Shard([Document(key, [key % 7] * (key % 3)) for key in range(900)], None)
+    lengths = before_each_call(
+        monkeypatch, "tasks.assemble.write.SpanWriter.stream", lambda writer, arrays, _: len(arrays[TOKENS])
+    )
     monkeypatch.setattr(tasks.assemble.write, "SPAN_TOKENS", 1 << 10)
-    monkeypatch.setattr(tasks.assemble.write.SpanWriter, "stream", noted)
     target = target_of(on_disk, HALF)
     with opened_sink(target) as (_, sink):
         stream(shard, 0, sink, target, len(shard.documents))

@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,8 +22,9 @@ from tasks.download.cut import cut_files, fetched_ahead, look_into
 from tasks.download.hub import resolve_hub
 from tasks.download.slices import slices_of
 from tasks.download.table import CutFile, known_files, remember_files
-from tasks.models import FoundFile, Slice, SourceFile
+from tasks.models import FoundFile, Slice
 from tasks.output.leases import Workspace
+from tests.calls import before_each_call
 from tests.refusal import refusal
 from tests.slices import at_hand, range_of_slice
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a fixture
@@ -68,15 +68,7 @@ def copy_of(cut: CutFile, sources: tuple[Source, ...], place: Workspace) -> Path
 @pytest.fixture
 def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the files that are fetched, in order."""
-    names = []
-    real = tasks.download.cut.fetch_file
-
-    def fetch(found: FoundFile, sources: tuple[Source, ...], scratch: Path, **settings: Any) -> SourceFile:
-        names.append(found.name)
-        return real(found, sources, scratch, **settings)
-
-    monkeypatch.setattr(tasks.download.cut, "fetch_file", fetch)
-    return names
+    return before_each_call(monkeypatch, "tasks.download.cut.fetch_file", lambda found, *_: found.name)
 
 
 def write_file(tmp_path: Path, text: str = "document") -> tuple[FoundFile, tuple[Source, ...]]:

@@ -18,13 +18,14 @@ import pytest
 import zstandard
 
 import flat_tokens
-from flat_tokens.stores.store import DigestKind, Store
+from flat_tokens.stores.store import Store
 from tasks.config import Source
 from tasks.download.fetch import fetch_file
 from tasks.download.outlines import bytes_to_cut
 from tasks.download.small import read_small
 from tasks.download.sources import ATTEMPTS, resolve_source
 from tasks.models import FoundFile, SourceFile
+from tests.calls import before_each_call
 from tests.processes import in_threads, serving
 from tests.refusal import refusal
 
@@ -489,13 +490,7 @@ def test_damaged_packed_files_are_refused_before_any_of_them_is_used(tmp_path, k
 def test_a_file_that_changes_while_its_digest_is_taken_is_an_error(tmp_path, monkeypatch):
     path = tmp_path / "data.jsonl"
     path.write_bytes(BODY)
-    digest = Store.digest
-
-    def meddle(store: Store, key: str, kind: DigestKind) -> Any:
-        path.write_bytes(BODY.upper())
-        return digest(store, key, kind)
-
-    monkeypatch.setattr(Store, "digest", meddle)
+    before_each_call(monkeypatch, "flat_tokens.stores.store.Store.digest", lambda *_: path.write_bytes(BODY.upper()))
     with refusal(r"data.jsonl changed while the build read it"):
         fetch(local(path), tmp_path / "scratch")
 

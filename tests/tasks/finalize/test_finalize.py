@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 import flat_tokens
 import tasks.finalize.seal
-import tasks.shards.write
 from flat_tokens.manifest import SPLITS
 from flat_tokens.stores.store import Store
 from flows.pipelines.build import BuildResult
 from tasks.finalize.seal import count_repeated
 from tasks.output.pointer import is_dataset, read_pointer
 from tasks.shards.index import read_index
+from tests.calls import before_each_call
 from tests.faults.support import build_here
 from tests.flat_tokens.demo import DEMO, TOKENIZER
 from tests.refusal import refusal
@@ -88,11 +88,7 @@ def write_lines(path: Path, *values: str) -> None:
 
 def test_files_of_equal_content_share_their_shards(tmp_path, monkeypatch):
     """Tokenized once, placed twice, each under its own number; and counted as repeated."""
-    tokenized = []
-    real = tasks.shards.write.tokenize_slice
-    monkeypatch.setattr(
-        tasks.shards.write, "tokenize_slice", lambda part, *rest: tokenized.append(part.label) or real(part, *rest)
-    )
+    tokenized = before_each_call(monkeypatch, "tasks.shards.write.tokenize_slice", lambda part, *_: part.label)
     for name in ("a", "c"):
         write_lines(tmp_path / "in" / f"{name}.jsonl", *(f"same {i}" for i in range(10)))
     write_lines(tmp_path / "in/b.jsonl", "other")

@@ -12,6 +12,8 @@ import pytest
 import tasks.output.leases
 from flat_tokens.stores.store import Store
 from tasks.output.leases import build_lease, collection_lease, expired_leases, in_use, shared_scratch
+from tests.calls import before_each_call
+from tests.processes import until
 from tests.tasks.conftest import IN_A_STORE
 
 ROOT = Path(__file__).parents[3]
@@ -127,18 +129,9 @@ def test_a_lease_that_cannot_be_read_is_respected(root, content):
 @IN_A_STORE
 def test_a_lease_is_renewed_while_the_build_runs(root, scratch, monkeypatch):
     monkeypatch.setattr(tasks.output.leases, "RENEW_SECONDS", 0.01)
-    renewed = threading.Event()
-    real, writes = Store.put, []
-
-    def put(store: Store, key: str, data: bytes) -> object:
-        writes.append(key)
-        if len(writes) == 3:
-            renewed.set()
-        return real(store, key, data)
-
-    monkeypatch.setattr(Store, "put", put)
+    writes = before_each_call(monkeypatch, "flat_tokens.stores.store.Store.put", lambda store, key, data: key)
     with build_lease(root, scratch):
-        assert renewed.wait(20)
+        until(lambda: len(writes) > 2)
     assert len(set(writes)) == 1
     assert list(root.listing()) == []
 

@@ -1,6 +1,7 @@
 """Objects that receipts tell of: asked for once, checked when they come, found again by their digests alone."""
 
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 import tasks.parts.stored
 from flat_tokens.stores.store import Store, StoredObject, content_digest
 from tasks.parts.stored import DigestCache, KnownStore, digest_all
+from tests.calls import before_each_call
 from tests.refusal import refusal
 
 
@@ -23,18 +25,13 @@ def root() -> Iterator[Store]:
     root.remove("")
 
 
+READ = "flat_tokens.stores.store.Store.read_ranges"
+
+
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """The keys of every question for ranges that reaches a store."""
-    seen = []
-    real = Store.read_ranges
-
-    def noted(store: Store, keys: Sequence[str], *ranges: Sequence[int | None]) -> list[bytes | FileNotFoundError]:
-        seen.append(list(keys))
-        return real(store, keys, *ranges)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Store, "read_ranges", noted)
-    return seen
+    return before_each_call(monkeypatch, READ, lambda store, keys, *_: list(keys))
 
 
 def known(root: Store, *objects: StoredObject, likely: Sequence[bytes] = ()) -> KnownStore:
@@ -102,13 +99,8 @@ def test_threads_that_want_the_same_ask_once(root, asked, monkeypatch):
     """All have come before the store answers the first of them."""
     data, count = fresh("shared"), 4
     stored = (root / "shard").put("a", data)
-    at_the_door, counting = threading.Barrier(count), Store.read_ranges
-
-    def slow(store: Store, *question: Sequence[int | None]) -> list[bytes | FileNotFoundError]:
-        threading.Event().wait(0.05)
-        return counting(store, *question)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Store, "read_ranges", slow)
+    at_the_door = threading.Barrier(count)
+    before_each_call(monkeypatch, READ, lambda *_: time.sleep(0.05))
 
     def read(_: int) -> list[bytes | FileNotFoundError]:
         at_the_door.wait(60)
