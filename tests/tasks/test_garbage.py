@@ -1,7 +1,6 @@
 """What is garbage and what is not: versions by policy, then what no kept version and no running build needs."""
 
 import itertools
-import json
 import os
 import shutil
 import time
@@ -20,6 +19,7 @@ from tasks.output.pointer import read_pointer
 from tasks.output.versions import Version, list_versions, names_of, pin, roll_back
 from tasks.shards.receipts import load_shard
 from tests.calls import before_each_call
+from tests.damage import change_file
 from tests.examples import first_fast
 from tests.faults.support import build_here, receipts, shards_stay, write_notes
 from tests.flows.test_stores import s3  # noqa: F401  a fixture
@@ -326,9 +326,7 @@ def test_settings_that_are_not_understood_need_no_tables(root, build, value):
     """The record of an origin is damaged: a version is kept for it all the same, and so is what is young."""
     output = Path(root.root)
     version = build("a")
-    record = output / "origins" / f"{version}.json"
-    facts = json.loads(record.read_bytes())
-    record.write_text(json.dumps({**facts, "config": {**facts["config"], "sources": value}}))
+    change_file(output / "origins" / f"{version}.json", {"config": {"sources": value}})
     assert [one.version for one in collect(root, NOW, delete=True).kept] == [version]
 
 

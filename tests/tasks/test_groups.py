@@ -1,6 +1,5 @@
 """Groups of work for other processes: what is stored is what comes back, and what cannot be trusted is not."""
 
-import json
 import os
 import re
 import time
@@ -20,9 +19,11 @@ from tasks.groups import (
     read_report,
     reporting,
 )
+from tasks.models import FORMAT_SEMANTICS
 from tasks.output.leases import attempt
 from tasks.output.paths import GROUPS
 from tasks.progress import meter
+from tests.damage import change_file
 from tests.keys import KEY, OTHER
 from tests.made import docs_of, publish_docs
 from tests.refusal import refusal
@@ -77,14 +78,14 @@ def test_a_group_comes_back_as_it_was_stored_under_a_digest_of_its_work(root, mi
 
 
 def test_a_group_that_was_altered_or_is_of_another_release_is_refused(root, digest, path):
-    facts = json.loads(path.read_text())
-    path.write_text(json.dumps({**facts, "workers": 7}))
+    change_file(path, {"workers": 7})
     with refusal("does not have its own digest"):
         read_group(root, digest)
-    path.write_text(json.dumps({**facts, "semantics": "0"}))
+    change_file(path, {"semantics": "0"})
     with refusal("stores tokens by semantics 0, this worker by"):
         read_group(root, digest)
-    path.write_text(json.dumps({**{name: fact for name, fact in facts.items() if name != "steps"}, "work": {"kind": "tokenize"}}))
+    change_file(path, {"semantics": FORMAT_SEMANTICS, "work": {"kind": "tokenize"}})
+    change_file(path, lambda facts: facts.pop("steps"))
     with refusal("another form than this worker reads"):
         read_group(root, digest)
 
@@ -99,7 +100,7 @@ def test_a_group_that_was_altered_or_is_of_another_release_is_refused(root, dige
     ],
 )
 def test_a_group_that_is_damaged_is_refused_by_its_path(root, digest, path, damage, words):
-    path.write_text(json.dumps({**json.loads(path.read_text()), **damage}))
+    change_file(path, damage)
     with refusal(re.escape(f"{path} is damaged: {words}")):
         read_group(root, digest)
 

@@ -1,7 +1,6 @@
 """What is made of datasets, against making it by hand: merged, chosen, shuffled and laid out anew, on threads."""
 
 import itertools
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +23,7 @@ from tasks.output.pointer import read_pointer
 from tasks.output.target import SplitRule
 from tasks.output.versions import list_versions
 from tasks.parts.documents import Reads
-from tests.damage import flip
+from tests.damage import change_file, flip
 from tests.examples import examples
 from tests.faults.support import build_here, derive_here, digests, settings_of, write_notes
 from tests.made import GPT2, Doc, docs_of, foreign, publish_docs, read_docs, small
@@ -201,7 +200,7 @@ def test_a_dataset_without_records_is_its_own_source(here):
 
 def test_what_breaks_the_format_is_refused_before_anything_is_written(here):
     metadata = foreign(here.path / "plain", [[1, 2], [3, 4]]) / "train/zarr.json"
-    metadata.write_text(json.dumps({**json.loads(metadata.read_text()), "attributes": {"max_token_id": 3}}))
+    change_file(metadata, {"attributes": {"max_token_id": 3}})
     with refusal("plain/train: token id 4 is above max_token_id 3"):
         here.run("merge", "plain")
     here.put("a", docs_of([1, 2]))

@@ -15,6 +15,7 @@ import flat_tokens
 import flat_tokens.formats
 from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.manifest import SPLITS
+from tests.damage import flip
 from tests.faults.support import build_here, derive_here, same_bytes, settings_of, shards_stay
 from tests.refusal import refusal
 from tests.sources import Rows, as_text, held, write_rows
@@ -121,8 +122,7 @@ def test_a_damaged_object_of_columns_is_not_taken_from_a_version(tmp_path):
     rows = some_rows(30)
     source = write_rows(tmp_path / "in/x.jsonl", rows)
     build_here(settings(tmp_path / "out", source))
-    stored = next((tmp_path / "out").glob("versions/*/documents/train/columns/0.parquet"))
-    stored.write_bytes(stored.read_bytes()[:-9] + b"\0" * 9)
+    flip(next((tmp_path / "out").glob("versions/*/documents/train/columns/0.parquet")))
     build_here(settings(tmp_path / "out", source, split_seed=5))
     found = kept(tmp_path / "out")
     assert found == of_source(rows, found)

@@ -1,6 +1,5 @@
 """Near-duplicates through the whole pipeline: the first of a cluster stays, or all do and a column says which belong together."""
 
-import json
 import random
 from collections.abc import Iterable
 from pathlib import Path
@@ -155,7 +154,7 @@ def test_forgotten_documents_take_their_near_copies_with_them(tmp_path):
     forget(ForgetRequest(output=settings["output"], reason="asked", where="file = 'a.jsonl' and row = 0"))
     successor = Path(tmp_path / "out/latest").resolve()
     assert before - set(by_place(successor)) == {(0, 0)}
-    totals = json.loads((successor / "manifest.json").read_text())["totals"]["documents"]
+    totals = flat_tokens.open(successor).manifest["totals"]["documents"]
     assert totals["skipped"]["forgotten"] == len(cluster) > 1
     assert totals["read"] == totals["written"] + sum(totals["skipped"].values())
     again = refresh_here(settings)

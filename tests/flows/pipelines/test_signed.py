@@ -23,6 +23,7 @@ from tasks.output import swap
 from tasks.output.pointer import read_pointer
 from tasks.output.versions import at_dataset, list_versions, pin, read_origin, roll_back
 from tasks.shards.receipts import receipt_json
+from tests.damage import change_file
 from tests.faults.support import (
     Settings,
     build_here,
@@ -144,9 +145,8 @@ def test_a_forged_version_with_matching_digests_is_refused(settings, key, tmp_pa
     objects = [Store.at(version).digest(stored["key"]) for stored in manifest["objects"]]
     described = {name: manifest[name] for name in ("totals", "layout", "provenance")}
     (version / "manifest.json").write_bytes(manifest_bytes(map(StoredObject._make, objects), **described))
-    pointer = json.loads((tmp_path / "out/latest.json").read_bytes())
-    pointer["manifest_sha256"] = Store.at(version).digest("manifest.json", "sha256").digest
-    (tmp_path / "out/latest.json").write_text(json.dumps(pointer))
+    digest = Store.at(version).digest("manifest.json", "sha256").digest
+    change_file(tmp_path / "out/latest.json", {"manifest_sha256": digest})
     with signing.using(b""):
         assert flat_tokens.verify(tmp_path / "out", "full").object_count > 4  # nobody sees it without a key
     with refusal(r"latest\.json: the signature"):

@@ -124,7 +124,7 @@ def test_a_column_of_a_wide_table_costs_its_bytes(tmp_path, bucket, place, name)
     assert built(kept) == (version, documents)
     assert [path.stat().st_size for path in left_in(kept) if path.suffix == ".raw"] == [len(data)]
     assert built(settings(tmp_path / "local", str(tmp_path / name)))[1] == documents
-    files = json.loads((tmp_path / "ranges/latest/manifest.json").read_text())["provenance"]["sources"][0]["files"]
+    files = flat_tokens.open(tmp_path / "ranges").manifest["provenance"]["sources"][0]["files"]
     assert files[0]["version"].startswith({"s3": 'ETag:"', "gs": "generation:", "abfs": "etag:"}[bucket.protocol])
 
 
