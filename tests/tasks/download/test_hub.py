@@ -2,8 +2,6 @@
 
 import hashlib
 import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -21,6 +19,7 @@ from tasks.download.hub import fetch_hub, resolve_hub
 from tasks.download.sources import resolve_source
 from tasks.models import PinnedSource
 from tasks.tokenize.tokenizers import load_tokenizer
+from tests.processes import python
 from tests.refusal import refusal
 from tests.sources import parquet_bytes, tar_bytes
 from tests.stand_in_hub import StandInHub, environment, stand_in_hub_fixture  # noqa: F401
@@ -359,13 +358,8 @@ def test_another_process_asks_the_hub_of_its_environment(stand_in_hub, tmp_path)
             print(fetch_hub(file, Path(sys.argv[1])))
     """
     home = tmp_path / "other"
-    run = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script, str(tmp_path / "files")],
-        env={**os.environ, **environment(stand_in_hub.url, home), "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    settings = {**os.environ, **environment(stand_in_hub.url, home)}
+    run = python("-W", "error", "-c", script, str(tmp_path / "files"), env=settings)
     assert run.returncode == 0, run.stderr
     paths = [Path(line) for line in run.stdout.splitlines()]
     assert [path.read_bytes() for path in paths] == [parquet("a", "b"), parquet("c")]
