@@ -35,6 +35,7 @@ from tasks.output.leases import Workspace
 from tests.faults.stores import BUCKETS, Bucket
 from tests.flows.runners.test_work_pool import served
 from tests.refusal import refusal
+from tests.sources import write_arrow, write_rows
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a fixture
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body")  # by gcsfs
@@ -58,8 +59,7 @@ def wide(seed: int = 0) -> pa.Table:
 
 def write(path: Path, table: pa.Table) -> None:
     if path.suffix == ".arrow":
-        with pa.ipc.new_file(path, table.schema) as file:
-            file.write_table(table, max_chunksize=500)
+        write_arrow(path, table, 500)
         return
     pq.write_table(table, path, row_group_size=500, compression="none", use_dictionary=False)
 
@@ -174,17 +174,13 @@ def test_files_that_are_not_kept_never_take_more_than_the_bound(tmp_path, bucket
     """Six packed files of which two fit at a time; a seventh that fits only alone, and one that never does."""
     seen, real = [], tasks.download.cut.fetch_file
     for number in range(7):
-        rows = [
-            json.dumps({"text": f"{number} {row} " + "x" * (90_000 if number == 6 else 1000)})
-            for row in range(200 if number < 6 else 20)
-        ]
-        with gzip.open(tmp_path / f"{number}.jsonl.gz", "wt", compresslevel=1) as file:
-            file.write("\n".join(rows))
-        Store.at(bucket.url).put(f"in/{number}.jsonl.gz", (tmp_path / f"{number}.jsonl.gz").read_bytes())
+        count, size = (200, 1000) if number < 6 else (20, 90_000)
+        rows = [{"text": f"{number} {row} " + "x" * size} for row in range(count)]
+        put(bucket, f"in/{number}.jsonl.gz", write_rows(tmp_path / f"{number}.jsonl.gz", rows).read_bytes())
 
     def fetch(*arguments: Any, **options: Any) -> Any:
         made = real(*arguments, **options)
-        seen.append(sum(path.stat().st_size for path in (tmp_path / "scratch-out").rglob("*") if path.is_file()))
+        seen.append(sum(path.stat().st_size for path in files_in(tmp_path / "scratch-out")))
         return made
 
     monkeypatch.setattr(tasks.download.cut, "fetch_file", fetch)
