@@ -110,7 +110,7 @@ class Bench:
 
     def _gathered(self, times: int) -> Corpus:
         wanted = round(times * self.gigabytes * 1e9)
-        return gather(self.scratch / f"text-{wanted}", wanted, self.roots)
+        return gather(self.scratch / f"texts-{wanted}", wanted, self.roots)
 
     def share(self, part: float) -> Corpus:
         """About *part* of the text, at least a file of it, in a directory of its own."""

@@ -35,43 +35,34 @@ ENDING = re.compile(
 PACKED = re.compile(r"/(?:doc|man/man\d|info)/.*\.gz$")
 """Documentation that Linux distributions compress, in English: of other languages there are few pages, much alike."""
 PACKAGES = re.compile(r".*/(?:site-packages|dist-packages|python\d[\d.]*)/")
-MARKER = "gathered.json"
-
-
-class TextFile(NamedTuple):
-    """A Parquet file with the columns `text` and `id`."""
-
-    path: Path
-    documents: int
-    text_bytes: int
+TEXT_BYTES = b"text_bytes"
+"""Where the metadata of a file has how many bytes its texts have."""
 
 
 class Corpus(NamedTuple):
-    """Parquet files, all below *directory*."""
+    """Parquet files with the columns `text` and `id`, all below *directory*."""
 
     directory: Path
-    files: tuple[TextFile, ...]
-
-    @property
-    def documents(self) -> int:
-        return sum(file.documents for file in self.files)
-
-    @property
-    def text_bytes(self) -> int:
-        return sum(file.text_bytes for file in self.files)
 
     @property
     def paths(self) -> list[Path]:
-        return [file.path for file in self.files]
+        return sorted(self.directory.iterdir())
+
+    @property
+    def documents(self) -> int:
+        return sum(pq.read_metadata(path).num_rows for path in self.paths)
+
+    @property
+    def text_bytes(self) -> int:
+        return sum(int(pq.read_metadata(path).metadata[TEXT_BYTES]) for path in self.paths)
 
     def first(self, count: int, directory: Path) -> "Corpus":
         """The first *count* files in a directory of their own, as links."""
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
-        linked = tuple(file._replace(path=directory / file.path.name) for file in self.files[:count])
-        for file, link in zip(self.files, linked, strict=False):
-            os.link(file.path, link.path)
-        return Corpus(directory, linked)
+        for path in self.paths[:count]:
+            os.link(path, directory / path.name)
+        return Corpus(directory)
 
 
 def installed() -> list[Path]:
@@ -134,32 +125,33 @@ def gather(directory: Path, wanted: int, roots: Sequence[Path] = ()) -> Corpus:
     """Write about *wanted* bytes of text, or all that is below *roots* (by default what is installed), unless it is there.
     FileNotFoundError where there is none.
     """
-    marker = directory / MARKER
-    if not marker.exists():
-        shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(parents=True)
+    if not directory.exists():
+        part = directory.with_suffix(".part")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
         places = list(roots) or installed()
         left = documents(files_below(places))
-        files = [write_file(directory / f"text-{number:05}.parquet", left, wanted // FILES) for number in range(FILES)]
-        if not files[0].documents:
+        for number in range(FILES):
+            write_file(part / f"text-{number:05}.parquet", left, wanted // FILES)
+        if not Corpus(part).paths:
             raise FileNotFoundError(f"no text below {', '.join(map(str, places))}. Install packages with documentation.")
-        marker.write_text(json.dumps([(file.path.name, *file[1:]) for file in files if file.documents]))
-    return Corpus(directory, tuple(TextFile(directory / name, *counts) for name, *counts in json.loads(marker.read_text())))
+        part.rename(directory)
+    return Corpus(directory)
 
 
-def write_file(path: Path, left: Iterator[tuple[str, str, int]], wanted: int) -> TextFile:
+def write_file(path: Path, left: Iterator[tuple[str, str, int]], wanted: int) -> None:
     """Write documents of *left* until they have *wanted* bytes of text. Without any document, no file is written."""
     schema = pa.schema({"text": pa.string(), "id": pa.string()})
-    count = total = 0
+    total = 0
     while total < wanted and (group := list(up_to(left, min(ROW_GROUP_BYTES, wanted - total)))):
         ids, texts, sizes = zip(*group, strict=True)
-        if not count:
+        if not total:
             writer = pq.ParquetWriter(path, schema, compression="zstd")
         writer.write_table(pa.table({"text": pa.array(texts, pa.string()), "id": pa.array(ids, pa.string())}))
-        count, total = count + len(group), total + sum(sizes)
-    if count:
+        total += sum(sizes)
+    if total:
+        writer.add_key_value_metadata({TEXT_BYTES: str(total)})
         writer.close()
-    return TextFile(path, count, total)
 
 
 def up_to(left: Iterator[tuple[str, str, int]], wanted: int) -> Iterator[tuple[str, str, int]]:

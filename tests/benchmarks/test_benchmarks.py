@@ -56,7 +56,7 @@ def test_text_is_the_same_again_and_a_share_is_its_beginning(tmp_path: Path) -> 
     root = package(tmp_path / "root", {f"{i}.py": f"{i}" * 100 for i in range(50)})
     once, again = (gather(tmp_path / name, 3200, [root]) for name in ("once", "again"))
     assert [path.read_bytes() for path in once.paths] == [path.read_bytes() for path in again.paths]
-    assert len(once.files) == FILES
+    assert len(once.paths) == FILES
     assert 3200 <= once.text_bytes < 6400
     assert once.text_bytes == sum(len(text) for _, text in texts(once))
     part = once.first(2, tmp_path / "part")

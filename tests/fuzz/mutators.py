@@ -8,8 +8,10 @@ from typing import Any
 
 from tests.fuzz.driver import Mutator
 
-INTEGERS = [0, 1, 2, 3, 7, 8, 127, 128, 255, 256, 1 << 15, (1 << 16) - 1, 1 << 16, 1 << 20, 1 << 24, 1 << 28, (1 << 31) - 1]
-INTEGERS += [1 << 31, (1 << 32) - 1, 1 << 32, 1 << 40, 1 << 48, 1 << 60, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, -1, -2]
+INTEGERS = [
+    0, 1, 2, 3, 7, 8, 127, 128, 255, 256, 1 << 15, (1 << 16) - 1, 1 << 16, 1 << 20, 1 << 24, 1 << 28, (1 << 31) - 1,
+    1 << 31, (1 << 32) - 1, 1 << 32, 1 << 40, 1 << 48, 1 << 60, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, -1, -2,
+]  # fmt: skip
 
 
 def havoc(*words: bytes) -> Mutator:
@@ -60,8 +62,11 @@ def either(*mutators: Mutator) -> Mutator:
 
 # JSON
 
-STRINGS = ["", " ", ".", "..", "../..", "/", "/etc/passwd", "a\0b", "\ud800", "\n", "é", "x" * 5000, "memory://x", "1", "-1"]
-STRINGS += ["2026-01-01", "2026-01-01T00:00:00+00:00", "0" * 64, "<u4", "<f8", "uint32", "object", "zstd", "blosc", "c", "NaN"]
+STRINGS = [
+    "", " ", ".", "..", "../..", "/", "/etc/passwd", "a\0b", "\ud800", "\n", "é", "x" * 5000, "memory://x", "1", "-1",
+    "2026-01-01", "2026-01-01T00:00:00+00:00", "0" * 64, "<u4", "<f8", "uint32", "object", "zstd", "blosc", "c",
+    "NaN",
+]  # fmt: skip
 VALUES: list[Any] = [None, True, False, 0.5, 1e308, float("nan"), float("inf"), -0.0, [], {}, [[]], [{}], {"": None}, 10**400]
 DEEP = 3_000
 
@@ -130,9 +135,11 @@ def _change(chance: random.Random, box: list[Any]) -> None:
 
 # Pickles
 
-OPCODES = [b"\x80\x04", b"\x95" + bytes(8), b".", b"]", b"\x94", b"(", b"K\x01", b"M\x00\x01", b"J\xff\xff\xff\xff", b"\x86"]
-OPCODES += [b"\x8a\x08" + b"\xff" * 8, b"a", b"e", b"q\x00", b"r\x00\x00\x00\x00", b"N", b"cos\nsystem\n", b"R", b"h\x00"]
-OPCODES += [b"\x8a\x00", b"\x8b\x00\x00\x00\x7f"]
+OPCODES = [
+    b"\x80\x04", b"\x95" + bytes(8), b".", b"]", b"\x94", b"(", b"K\x01", b"M\x00\x01", b"J\xff\xff\xff\xff", b"\x86",
+    b"\x8a\x08" + b"\xff" * 8, b"a", b"e", b"q\x00", b"r\x00\x00\x00\x00", b"N", b"cos\nsystem\n", b"R", b"h\x00",
+    b"\x8a\x00", b"\x8b\x00\x00\x00\x7f",
+]  # fmt: skip
 
 
 NUMBERS = [(value & ((1 << 8 * width) - 1)).to_bytes(width, "little") for value in INTEGERS for width in (4, 8)]

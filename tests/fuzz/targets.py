@@ -170,11 +170,15 @@ CSV_SEEDS = [
     b'\xef\xbb\xbf"text","id"\r\n"a ""quoted"" text,\nin two lines","1"\r\n"b","2"\r\n',
     b'more,text,id\n,"",\n"x",' + "é".encode() * 50 + b",7\n",
 ]
-CSV_WORDS = (b'"', b'""', b",", b"\n", b"\r", b"\r\n", b"\0", b"\xff", b"\xef\xbb\xbf", b"\t", b"x" * 10_000)
-CSV_WORDS += (b"text", b"id", b'",\n"')
-JSON_WORDS = (b"null", b"{", b"}", b"[", b"]", b'"', b"\\ud800", b'"\\ud800":1,', b"\\u0000", b"\0", b"\xff")
-JSON_WORDS += (b"\n", b"\r\n", b":", b",", b'{"text":"a"}', b"NaN", b"1e999", b"9" * 5000, b"[" * 100_000)
-JSON_WORDS += (b'{"a":' * 20_000, b"\xef\xbb\xbf", b'"text":', b"true")
+CSV_WORDS = (
+    b'"', b'""', b",", b"\n", b"\r", b"\r\n", b"\0", b"\xff", b"\xef\xbb\xbf", b"\t", b"x" * 10_000, b"text", b"id",
+    b'",\n"',
+)  # fmt: skip
+JSON_WORDS = (
+    b"null", b"{", b"}", b"[", b"]", b'"', b"\\ud800", b'"\\ud800":1,', b"\\u0000", b"\0", b"\xff", b"\n", b"\r\n",
+    b":", b",", b'{"text":"a"}', b"NaN", b"1e999", b"9" * 5000, b"[" * 100_000, b'{"a":' * 20_000, b"\xef\xbb\xbf",
+    b'"text":', b"true",
+)  # fmt: skip
 
 
 def packed_seeds() -> list[bytes]:
@@ -535,12 +539,13 @@ groups:
   slices: 12
 """,
 ]
-YAML_WORDS = (b"&a [*a]", b"&a {a: *a}", b"*one", b"!!python/object/apply:os.system [a]", b"!!binary aGk=")
-YAML_WORDS += (b"!!set {a}", b"? [a]\n: b", b"!!timestamp 2026-01-01", b"<<: *one\n", b"\n", b"\t", b"  ", b"- ")
-YAML_WORDS += (b": ", b"{", b"[", b"|\n", b">\n", b"'", b'"', b"%YAML", b"---\n", b"...\n", b".inf", b".nan")
-YAML_WORDS += (b"1e400", b"9" * 5000, b"0o7", b"~", b"\xff", b"\0", b"\xef\xbb\xbf", b"\\ud800", b"@a", b"!!int x")
-YAML_WORDS += (b"!!float y", b"2026-13-45", b"12:30:45", b"[" * 2000, b"{a: " * 2000, b"!<x>", b"&" * 30, b"!!str")
-YAML_WORDS += (b"!!bool x",)
+YAML_WORDS = (
+    b"&a [*a]", b"&a {a: *a}", b"*one", b"!!python/object/apply:os.system [a]", b"!!binary aGk=", b"!!set {a}",
+    b"? [a]\n: b", b"!!timestamp 2026-01-01", b"<<: *one\n", b"\n", b"\t", b"  ", b"- ", b": ", b"{", b"[", b"|\n",
+    b">\n", b"'", b'"', b"%YAML", b"---\n", b"...\n", b".inf", b".nan", b"1e400", b"9" * 5000, b"0o7", b"~", b"\xff",
+    b"\0", b"\xef\xbb\xbf", b"\\ud800", b"@a", b"!!int x", b"!!float y", b"2026-13-45", b"12:30:45", b"[" * 2000,
+    b"{a: " * 2000, b"!<x>", b"&" * 30, b"!!str", b"!!bool x",
+)  # fmt: skip
 
 
 def _yaml(work: Path) -> Fuzzed:
