@@ -559,10 +559,8 @@ class StoredArray:
     def _decode_block(self, where: IntPair, n: int, stored: memoryview) -> AnyArray:
         """Block *n* of (object, chunk): dtype[block_length]."""
         assert self._in_blocks is not None
-        try:
+        with self._naming(*where):
             return self._in_blocks.decode_block(stored, n)
-        except ValueError as error:
-            raise self._damaged(where[0], f"inner chunk {where[1]} {error}") from error
 
     def _compressed(self, wanted: Sequence[IntPair]) -> list[memoryview]:
         """The stored bytes of each (object, chunk)."""

@@ -12,8 +12,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import flat_tokens
 from flat_tokens.arrays.opening import open_array
-from flat_tokens.manifest import MANIFEST
-from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store
 from tests.made import write_sequences
 
@@ -67,20 +65,6 @@ def test_a_dataset_is_read_by_the_sizes_of_its_manifest(layout, tmp_path):
     assert pickle.loads(pickle.dumps(train)).sequence(77).tolist() == SEQUENCES[77]
     assert not [path for path in NoLastBytes.asked if "/c/" in path or path.rsplit("/", 1)[-1].isdigit()]
     assert flat_tokens.verify(url, "full").token_count == len(expected)
-
-
-@pytest.mark.parametrize("layout", flat_tokens.LAYOUTS)
-def test_without_a_manifest_sizes_are_asked_for(layout):
-    """A split by itself, too. No object is read whole for its last bytes."""
-    url = f"nolast://{uuid.uuid4().hex}"
-    store = Store.at(write_sequences(url, SEQUENCES, layout=layout))
-    store.remove(MANIFEST)
-    for train in (flat_tokens.open(url).train, open_split(Store.at(url) / "train")):
-        assert train.sequence(77).tolist() == SEQUENCES[77]
-        assert [row.tolist() for row in train.documents(5).batch([3, 4]).targets] == [
-            [300, 301, 302, 0, 0],
-            [400, 401, 402, 403, 0],
-        ]
 
 
 def test_ranges_of_missing_and_empty_objects():
