@@ -219,29 +219,29 @@ def test_a_child_forked_while_a_unit_is_added_does_not_keep_the_lock(tmp_path):
 # Disks that take nothing
 
 
-@pytest.mark.parametrize("fault", ["full", "no byte more", "read-only", "no locks"])
-def test_a_disk_that_takes_nothing_costs_one_warning(tmp_path, fault, monkeypatch, caplog):
+def refusing(code: int) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError(code, os.strerror(code))
+
+    return refuse
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "instead"),
+    [
+        (os, "writev", refusing(errno.ENOSPC)),
+        (os, "writev", lambda file, parts: os.write(file, parts[0][:5000])),
+        (os, "open", refusing(errno.EROFS)),
+        (local.fcntl, "flock", refusing(errno.ENOLCK)),
+    ],
+    ids=["full", "no byte more", "read-only", "no locks"],
+)
+def test_a_disk_that_takes_nothing_costs_one_warning(tmp_path, module, function, instead, caplog):
     cache = DiskCache(tmp_path, bound(9))
     add(cache, [0])
-    opened = os.open
-
-    def read_only(path: Any, flags: int, *mode: int, **options: Any) -> int:
-        if flags & (os.O_RDWR | os.O_CREAT):
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
-        return opened(path, flags, *mode, **options)
-
-    def full(file: int, parts: list[Any]) -> int:
-        if fault == "full":
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return os.write(file, parts[0][:5000])
-
-    if fault in ("full", "no byte more"):
-        monkeypatch.setattr(os, "writev", full)
-    elif fault == "read-only":
-        monkeypatch.setattr(os, "open", read_only)
-    else:
-        monkeypatch.setattr(local.fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOLCK, "No locks")))
-    add(cache, range(1, 4))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, function, instead)
+        add(cache, range(1, 4))
     assert len(caplog.records) == 1
     assert f"{tmp_path}: the cache keeps nothing more, and what it lacks is fetched each time: " in caplog.text
     assert kept(cache, range(5)) == [0]

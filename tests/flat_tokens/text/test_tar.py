@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from flat_tokens.text.formats import detect_format
 from flat_tokens.text.tar import BLOCK, TAR
+from tests.flat_tokens.text.test_source_formats import LFS_POINTER
 from tests.refusal import refusal
 from tests.sources import documents_of
 from tests.sources import tar_bytes as tar
-
-LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 12345\n"
 
 read = partial(documents_of, TAR)
 

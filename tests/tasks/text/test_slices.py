@@ -284,23 +284,18 @@ def test_blank_lines_count_as_rows_of_json_and_not_of_csv(tmp_path, kind, data, 
     assert [(d.text, d.row) for d in whole(path, kind, Source(path="x"), slice_bytes)] == rows
 
 
-def test_integers_and_their_digits_are_the_same_id(tmp_path):
-    """In one file or in several, of whatever formats."""
-    source = Source(path="x", id_column="id")
-    pq.write_table(pa.table({"id": pa.array([7, -1], pa.int32()), "text": ["a", "b"]}), tmp_path / "ids.parquet")
-    (tmp_path / "numbers.jsonl").write_text('{"id": 7, "text": "a"}\n{"id": -1, "text": "b"}\n')
-    (tmp_path / "mixed.jsonl").write_text('{"id": "7", "text": "a"}\n{"id": -1, "text": "b"}\n')
-    (tmp_path / "ids.csv").write_text("id,text\n7,a\n-1,b\n")
-    expected = documents(["a", "b"], ["7", "-1"])
-    for name, kind in (("ids.parquet", "parquet"), ("numbers.jsonl", "jsonl"), ("mixed.jsonl", "jsonl"), ("ids.csv", "csv")):
-        assert whole(tmp_path / name, kind, source, 1000) == expected, name  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("kind", WRITERS)
-def test_one_column_may_be_text_and_id(tmp_path, kind):
+@pytest.mark.parametrize(
+    ("column", "ids"),
+    [("text", ["a", "b"]), ("id", ["7", "-1"]), ("id", pa.array([7, -1], pa.int32()))],
+    ids=["the text", "digits", "integers"],
+)
+def test_ids_are_those_of_their_digits_and_may_be_the_text(tmp_path, kind, column, ids):
+    """In files of whatever formats."""
     format_, write = WRITERS[kind]
-    write(tmp_path / "file", pa.table({"text": ["a", "b"]}), 1)
-    assert whole(tmp_path / "file", format_, Source(path="x", id_column="text"), 1) == documents(["a", "b"])
+    write(tmp_path / "file", pa.table({"text": ["a", "b"], column: ids}), 1)
+    found = whole(tmp_path / "file", format_, Source(path="x", id_column=column), 1)
+    assert found == documents(["a", "b"], list(map(str, ids)))
 
 
 @pytest.mark.parametrize(
