@@ -203,8 +203,8 @@ def test_what_litdata_writes_is_read(tmp_path, litdata, kind, items, compression
 @pytest.mark.parametrize("size", [60_000, 70_000])
 @pytest.mark.needs("torch", "datatrove")
 def test_datatroves_own_readers_read_what_is_written(tmp_path, size):
-    """The merger, which takes files apart by their indexes, and the dataset that a trainer reads."""
-    merger, dataset = theirs("datatrove.pipeline.tokens.merger"), theirs("datatrove.utils.dataset")
+    """The merger, which takes files apart by their indexes, writes the same ones."""
+    merger = theirs("datatrove.pipeline.tokens.merger")
     sequences = [[1, 2, 3], [59_999], [7] * 100]
     put(tmp_path, Datatrove(end_of_text=0, vocabulary_size=size, tokenizer="any"), sequences)
     merger.DocumentTokenizerMerger(str(tmp_path / "train"), str(tmp_path / "merged"), "all", shuffle=False, progress=False).run()
@@ -212,10 +212,6 @@ def test_datatroves_own_readers_read_what_is_written(tmp_path, size):
     for ending in ("", ".index", ".metadata"):
         ours = tmp_path / "train" / f"00000_train.ds{ending}"
         assert merged.with_name(f"{merged.name}{ending}").read_bytes() == ours.read_bytes()
-    width = 2 if size == 60_000 else 4
-    rows = dataset.DatatroveFolderDataset(str(tmp_path / "train"), 5, token_size=width, return_positions=True)
-    assert rows[0]["input_ids"].tolist() == [1, 2, 3, 0, 59_999, 0]
-    assert rows[0]["positions"].tolist() == [0, 1, 2, 3, 0, 1]
 
 
 @pytest.mark.parametrize("size", [2, 4])

