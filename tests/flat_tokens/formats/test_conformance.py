@@ -673,6 +673,16 @@ ROWS = {
             )
         ],
         ("train",),
+        lies_inside=[
+            (
+                {
+                    "index.json": json.dumps(litdata_index(2, 5, 36)).encode(),
+                    "chunk-0-0.bin": integers("I", 2, *offsets, 1, 2, 9, 3, 9),
+                },
+                "",
+            )
+            for offsets in ((28, 36, 0), (16, 2**32 - 1, 36))
+        ],
         index=[
             *(
                 {"chunks": {0: chunk}}

@@ -21,6 +21,7 @@ from flows.pipelines.build import BuildResult, build
 from flows.pipelines.stages import TOKENIZE, Step
 from flows.runners.processes import Threads
 from tasks.config import BuildConfig
+from tests.damage import rewrite
 from tests.faults.support import build_here, settings_of
 from tests.sources import arrow_bytes, held, parquet_bytes, write_rows
 from tests.terminal import Terminal
@@ -554,14 +555,6 @@ def test_a_place_without_files_is_refused(tmp_path, path):
     refuse(tmp_path, tmp_path / path, rf"^the source: there (are no files|is nothing) at {words}")
 
 
-def put_back_the_time(path: Path, content: bytes) -> None:
-    """Other content of the same length, the times as they were."""
-    before = path.stat()
-    assert len(content) == before.st_size
-    path.write_bytes(content)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-
 @pytest.mark.parametrize("keep_time", [True, False])
 def test_a_file_that_changes_during_the_build_is_an_error(tmp_path, keep_time):
     path = tmp_path / "a.jsonl"
@@ -572,7 +565,7 @@ def test_a_file_that_changes_during_the_build_is_an_error(tmp_path, keep_time):
 
         def start(self, item: Any, *steps: Step) -> Any:
             if steps[0].stage is TOKENIZE:
-                put_back_the_time(path, b'{"text": "new"}\n') if keep_time else path.write_bytes(PLAIN)
+                rewrite(path, b'{"text": "new"}\n') if keep_time else path.write_bytes(PLAIN)
             return super().start(item, *steps)
 
     refuse(

@@ -22,6 +22,7 @@ from tasks.config import DocumentPolicy, Source
 from tasks.models import Slice, SourceFile
 from tasks.text.documents import Tally, read_documents
 from tasks.text.files import stamp
+from tests.damage import rewrite
 from tests.examples import NIGHTLY, first_fast
 from tests.refusal import refusal
 from tests.slices import changed, range_of_slice, slices_of
@@ -466,15 +467,7 @@ def test_whether_a_document_is_too_long_does_not_depend_on_blocks(tmp_path, monk
     assert outcome.tally.skipped == {"too_long": 3}
 
 
-def change(path: Path) -> None:
-    """Other bytes, as many as before, and the times of before."""
-    before = path.stat()
-    path.write_bytes(path.read_bytes().replace(b"text", b"TEXT"))
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
-
-
-@pytest.mark.parametrize("meddle", [change, Path.unlink, lambda path: os.truncate(path, 100)], ids=["changed", "removed", "cut"])
+@pytest.mark.parametrize("meddle", [rewrite, Path.unlink, lambda path: os.truncate(path, 100)], ids=["changed", "removed", "cut"])
 @pytest.mark.parametrize("kind", ["jsonl", "text", "csv", "parquet"])
 def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path, monkeypatch, kind, meddle):
     monkeypatch.setattr("flat_tokens.text.limits.BATCH_BYTES", 64)

@@ -21,6 +21,7 @@ from tasks.models import FileRange, Slice, SourceFile
 from tasks.rows import ROW, fact, kept_of
 from tasks.text.documents import Tally, read_documents
 from tasks.text.files import plan_ranges, stamp
+from tests.damage import rewrite
 from tests.examples import examples
 from tests.refusal import refusal
 from tests.tasks.text.test_slices import WRITERS
@@ -205,12 +206,6 @@ def test_columns_of_two_kinds_are_named_by_their_file(tmp_path):
 
 def grow(path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"more")
-
-
-def rewrite(path: Path) -> None:
-    content, before = path.read_bytes(), path.stat()
-    path.write_bytes(content[::-1])
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def replace_by_a_pipe(path: Path) -> None:
