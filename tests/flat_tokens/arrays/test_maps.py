@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,15 +17,14 @@ import pytest
 import zarr
 
 from flat_tokens.arrays import maps
-from flat_tokens.arrays.layouts import LAYOUTS, LayoutName
+from flat_tokens.arrays.layouts import LayoutName
 from flat_tokens.arrays.maps import Recent, share_work
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.arrays.stored import StoredArray
 from flat_tokens.stores.store import Store
-from flat_tokens.writer import ArrayWriter
+from tests.flat_tokens.arrays.test_arrays import OBJECT, small, write
 from tests.refusal import refusal
 
-OBJECT = 12
 KINDS = ("mmap", "compact", "blosc")
 
 
@@ -38,12 +36,7 @@ def written(root: Path, kind: str, items: np.ndarray[Any, Any]) -> StoredArray:
         )
         array[:] = items
         return open_array(Store.at(root / kind), "uint32")
-    spec = LAYOUTS[cast(LayoutName, kind)].encoded_tokens
-    spec = replace(spec, object_length=OBJECT, chunk_length=4, block_length=spec.block_length and 2)
-    store = replace(Store.at(root), durable=False)
-    with ArrayWriter(store, kind, spec) as writer:
-        writer.append(items)
-    return open_array(store / kind, "uint32")
+    return write(root, small(cast(LayoutName, kind)), items, kind)
 
 
 def gathered(array: StoredArray, starts: np.ndarray[Any, Any], length: int = 3) -> np.ndarray[Any, Any]:
