@@ -369,14 +369,9 @@ def test_a_sound_chunk_of_another_length_is_refused(tmp_path, name, array, count
 @pytest.mark.parametrize("name", NAMES)
 def test_an_exception_in_the_block_leaves_no_partial_object(tmp_path, name):
     spec = small(name)
-
-    def fail() -> None:
-        with ArrayWriter(Store.at(tmp_path), "array", spec) as writer:
-            writer.append(items_of(spec, 2 * OBJECT + 1))
-            raise InterruptedError("somebody pulled the plug")
-
-    with refusal("plug", InterruptedError):
-        fail()
+    with refusal("plug", InterruptedError), ArrayWriter(Store.at(tmp_path), "array", spec) as writer:
+        writer.append(items_of(spec, 2 * OBJECT + 1))
+        raise InterruptedError("somebody pulled the plug")
     assert list(files(tmp_path)) == [f"array/{spec.object_key(0)}", f"array/{spec.object_key(1)}"]
 
 

@@ -9,6 +9,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -320,23 +321,15 @@ def test_large_objects_of_a_remote_store_are_held_in_the_staging_directory(tmp_p
     """Until they are whole; nothing is left there, and nothing of them is seen before."""
     staging = tmp_path / "made/when needed"
     store = Store.at(f"memory://{uuid.uuid4().hex}", staging=str(staging))
-
-    def write() -> None:
-        with store.create("object") as writer:
-            for start in range(0, size, 1_000_003):
-                writer.write(some_bytes(size)[start : start + 1_000_003])
-            assert sum(path.stat().st_size for path in staging.rglob("*")) + WRITE_BUFFER_BYTES >= size
-            assert not store.exists("object")
-            if fails:
-                raise InterruptedError
-
-    if fails:
-        with pytest.raises(InterruptedError):
-            write()
+    with refusal("plug", InterruptedError) if fails else nullcontext(), store.create("object") as writer:
+        for start in range(0, size, 1_000_003):
+            writer.write(some_bytes(size)[start : start + 1_000_003])
+        assert sum(path.stat().st_size for path in staging.rglob("*")) + WRITE_BUFFER_BYTES >= size
         assert not store.exists("object")
-    else:
-        write()
-        assert store.read("object") == some_bytes(size)
+        if fails:
+            raise InterruptedError("somebody pulled the plug")
+    assert store.exists("object") is not fails
+    assert fails or store.read("object") == some_bytes(size)
     assert files(tmp_path) == {}
 
 
@@ -442,17 +435,12 @@ def test_what_was_settled_has_a_name_on_the_disk_at_every_moment(tmp_path, has_l
 @pytest.mark.parametrize("settled", [True, False])
 def test_an_unfinished_file_outlives_a_failure_if_it_was_settled(tmp_path, settled):
     store, unfinished = Store.at(tmp_path / "store"), tmp_path / "unfinished"
-
-    def fail() -> None:
-        with store.create("object", unfinished) as writer:
-            writer.write(b"some bytes")
-            if settled:
-                writer.settle(b"")
-            writer.write(some_bytes(WRITE_BUFFER_BYTES))
-            raise ValueError("stop")
-
-    with refusal("stop"):
-        fail()
+    with refusal("stop"), store.create("object", unfinished) as writer:
+        writer.write(b"some bytes")
+        if settled:
+            writer.settle(b"")
+        writer.write(some_bytes(WRITE_BUFFER_BYTES))
+        raise ValueError("stop")
     assert unfinished.exists() == settled
     assert not settled or unfinished.read_bytes().startswith(b"some bytes")
     assert not (tmp_path / "store/object").exists()
