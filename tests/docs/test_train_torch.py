@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import flat_tokens
+from tests.docs.programs import ROOT, run
 from tests.made import write_sequences
 
-ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs/examples/train_torch.py"
 STEPS_A_CHECKPOINT = 10
 
@@ -41,9 +41,8 @@ def started(*arguments: object) -> subprocess.Popen[str]:
 
 
 def printed_by(*arguments: object) -> list[str]:
-    process = started(*arguments)
-    printed, errors = process.communicate(timeout=500)
-    assert (process.returncode, errors) == (0, "")
+    printed, errors = run([str(EXAMPLE), *map(str, arguments)], ROOT, OMP_NUM_THREADS="1")
+    assert errors == ""
     return printed.splitlines()
 
 

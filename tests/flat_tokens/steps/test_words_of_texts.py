@@ -62,7 +62,6 @@ def test_equal_runs_of_words_have_equal_hashes_and_others_do_not(count):
     hashes = np.random.default_rng(0).integers(0, 5, 400).astype(np.uint64)
     found = run_hashes(hashes, count)
     runs = [tuple(hashes[i : i + count].tolist()) for i in range(len(hashes) - count + 1)]
-    assert len(found) == len(runs)
     assert len({*zip(runs, found.tolist(), strict=True)}) == len({*runs}) == len({*found.tolist()})
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from flat_tokens import TokenBatch
 from flat_tokens.tools.corpus import open_corpus, run_of, sequence_of, vocabulary_of, windows
 from tests.damage import change_file
-from tests.flat_tokens.demo import DEMO, shard_in
+from tests.flat_tokens.demo import shard_in
 from tests.made import in_memory, write_sequences
 from tests.refusal import refusal
 
@@ -24,37 +24,6 @@ def warned(message: str) -> None:
     raise AssertionError(message)
 
 
-@pytest.mark.parametrize("where", ["", "latest", "version"])
-def test_an_output_its_link_and_its_version_are_the_same_dataset(demo, version, where):
-    corpus = open_corpus(version if where == "version" else demo / where)
-    assert corpus.kind == "flat-tokens dataset"
-    assert corpus.url == str(version)
-    assert list(corpus.splits) == ["train", "validation"]
-    assert [source.name for source in corpus.sources] == ["stories", "notes"]
-    assert [file.number for source in corpus.sources for file in source.files] == [0, 1]
-    assert run_of(corpus).source_paths == (str(DEMO / "stories.parquet"), str(DEMO / "notes.jsonl"))
-
-
-def test_a_split_by_itself_knows_the_dataset_that_it_belongs_to(demo):
-    corpus, whole = open_corpus(demo / "latest/validation"), open_corpus(demo)
-    assert corpus.kind == "validation split of a flat-tokens dataset"
-    assert list(corpus.splits) == ["validation"]
-    assert corpus.manifest == whole.manifest
-    mine, theirs = corpus.documents("validation"), whole.documents("validation")
-    assert mine is not None
-    assert theirs is not None
-    assert mine.key.read(0, 5).tolist() == theirs.key.read(0, 5).tolist()
-
-
-def test_a_token_shard_has_a_receipt_and_the_tokenizer_of_a_version_beside_it(demo):
-    corpus = open_corpus(shard_in(demo))
-    assert corpus.kind == "token shard"
-    assert corpus.receipt["key"] == shard_in(demo).name
-    assert corpus.tokenizer == open_corpus(demo).tokenizer
-    assert corpus.tokenizer is not None
-    assert (corpus.tokenizer.name, corpus.tokenizer.highest_id) == ("tokenizer.json", 4095)
-
-
 @pytest.mark.parametrize("item", [["../../x", 1, "0" * 64], ["/x", 1, "0" * 64], ["c/0", -1, "0" * 64], ["c/0"], 5])
 def test_a_receipt_that_names_files_elsewhere_is_refused(copy, item):
     shard = shard_in(copy)
@@ -63,15 +32,7 @@ def test_a_receipt_that_names_files_elsewhere_is_refused(copy, item):
         open_corpus(shard)
 
 
-def test_another_writers_dataset_without_a_manifest_opens(reference):
-    corpus = open_corpus(reference / "seqax/synthetic_dataset.zarr")
-    assert (corpus.kind, corpus.tokenizer, corpus.sources) == ("flat-tokens dataset", None, ())
-    assert corpus.documents("train") is None
-
-
-def test_an_option_that_a_format_does_not_have_is_refused_with_those_that_it_has(reference, demo):
-    with refusal("modalities has no option 'end'; it has end_of_text"):
-        open_corpus(reference / "modalities/lorem_ipsum.pbin", options={"end": 1})
+def test_an_option_of_a_dataset_is_refused(demo):
     with refusal("flat-tokens has no options"):
         open_corpus(demo, options={"end_of_text": 1})
 
@@ -96,12 +57,6 @@ def test_versions_without_a_pointer_are_named(demo, version, tmp_path):
 def test_a_split_that_is_not_there_is_refused_with_those_that_are(demo):
     with refusal("there is no split 'test'; there are train, validation"):
         open_corpus(demo).split("test")
-
-
-def test_a_tokenizer_file_that_is_not_found_is_asked_for(tmp_path, version):
-    shutil.copytree(version, tmp_path / "copy")
-    with refusal(r"tokenizer\.json.*--tokenizer"):
-        vocabulary_of(open_corpus(tmp_path / "copy"), None, None, warned, trusted=True)
 
 
 def test_another_tokenizer_of_the_same_name_is_not_taken(tmp_path):

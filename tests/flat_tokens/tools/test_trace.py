@@ -27,10 +27,19 @@ def text_of(document: dict[str, Any]) -> str:
     return source_texts()[document["file"]][document["row"]]
 
 
-@pytest.mark.parametrize("split", ["train", "validation"])
-def test_a_sequence_leads_to_its_row_and_its_text(demo, trusting, split):
+@pytest.mark.parametrize(
+    ("where", "kind", "split"),
+    [
+        ("", "flat-tokens dataset", "train"),
+        ("latest", "flat-tokens dataset", "validation"),
+        ("latest/validation", "validation split of a flat-tokens dataset", "validation"),
+    ],
+)
+def test_a_sequence_leads_to_its_row_and_its_text(demo, trusting, where, kind, split):
+    """In an output, its newest version, and a split of it."""
+    assert trusting.json("inspect", demo / where)["kind"] == kind
     for i in (0, 30, -1):
-        found = trusting.json("trace", demo, "--split", split, "--sequence", i)
+        found = trusting.json("trace", demo / where, "--split", split, "--sequence", i)
         assert found["text_from"] == "source"
         assert found["text"] == text_of(found["document"])
         assert found["found"] == str(DEMO / found["document"]["file"])
