@@ -36,8 +36,8 @@ def test_defaults_are_those_of_the_program():
         assert groups[name] == str(field.default).lower()
     for name in ("name", "layout", "runner", "verify_level"):
         assert build[name] == f"`{BuildConfig.model_fields[name].default}`"
-    assert build["validation_fraction"] == str(BuildConfig.model_fields["validation_fraction"].default)
-    assert build["split_seed"] == str(BuildConfig.model_fields["split_seed"].default)
+    for name in ("validation_fraction", "split_seed"):
+        assert build[name] == str(BuildConfig.model_fields[name].default)
     assert build["slice_bytes"] == "128 MB"
     assert BuildConfig.model_fields["slice_bytes"].default == 128_000_000
     assert (build["documents.on_bad"], build["documents.empty"]) == (f"`{documents.on_bad}`", f"`{documents.empty}`")

@@ -2,6 +2,7 @@
 
 import pytest
 
+from flat_tokens.steps import ReadySteps
 from flat_tokens.steps.patterns import program_size
 from flat_tokens.tools.sources import MOST_PATTERN_BYTES, MOST_STEPS, MOST_WORK, _steps_of
 
@@ -34,36 +35,36 @@ PLAIN = [
 ]
 
 
+def opened(pattern: str, *texts: str, spent: list[int] | None = None, trusted: bool = False) -> ReadySteps | str:
+    """The step of a pattern and one of a length, opened for some texts, or why not."""
+    step = {"use": "pattern", "options": {"keep": pattern}, "version": "1"}
+    return _steps_of({"steps": [step, LENGTH]}, trusted, texts, [] if spent is None else spent)
+
+
 @pytest.mark.parametrize("name", SLOW)
 def test_a_pattern_that_takes_long_is_large(name):
     """Of some megabytes of text none of them is tried without trust, whatever characters these are of."""
-    step = {"use": "pattern", "options": {"drop": SLOW[name]}, "version": "1"}
     assert program_size(SLOW[name]) >= 900
     for text in ("a" * 5_000_000, "\u3400" * 1_700_000):
-        said = _steps_of({"steps": [step]}, False, [text], [])
-        assert said == "a pattern in the manifest would take long: --trust-records waits for it"
+        assert opened(SLOW[name], text) == "a pattern in the manifest would take long: --trust-records waits for it"
 
 
 @pytest.mark.parametrize("pattern", PLAIN)
 def test_usual_patterns_are_small(pattern):
-    steps = [{"use": "pattern", "options": {"keep": pattern}, "version": "1"}, LENGTH]
-    spent = []
-    assert not isinstance(_steps_of({"steps": steps}, False, ["a" * 1_000_000], spent), str)
-    assert sum(spent) < MOST_WORK
+    assert not isinstance(opened(pattern, "a" * 1_000_000), str)
 
 
 def test_work_of_files_adds_up():
-    step = {"use": "pattern", "options": {"keep": "a{100}"}, "version": "1"}
     spent = []
-    _steps_of({"steps": [step]}, False, ["b" * 1_000_000], spent)
+    opened("a{100}", "b" * 1_000_000, spent=spent)
     for before, is_refused in ((MOST_WORK - spent[0], False), (MOST_WORK - spent[0] + 1, True)):
-        assert isinstance(_steps_of({"steps": [step]}, False, ["b" * 1_000_000], [before]), str) is is_refused
+        assert isinstance(opened("a{100}", "b" * 1_000_000, spent=[before]), str) is is_refused
 
 
 def test_a_long_pattern_of_a_stranger_is_not_compiled():
-    step = {"use": "pattern", "options": {"keep": "é" * (MOST_PATTERN_BYTES // 2 + 1)}, "version": "1"}
-    assert _steps_of({"steps": [step]}, False, (), []) == "a pattern in the manifest has 10,002 bytes: --trust-records takes it"
-    assert not isinstance(_steps_of({"steps": [step]}, True, (), []), str)
+    pattern = "é" * (MOST_PATTERN_BYTES // 2 + 1)
+    assert opened(pattern) == "a pattern in the manifest has 10,002 bytes: --trust-records takes it"
+    assert not isinstance(opened(pattern, trusted=True), str)
 
 
 def test_a_stranger_names_some_steps():
