@@ -2,7 +2,7 @@
 
 import importlib.metadata
 import sys
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -17,27 +17,19 @@ from tests.refusal import refusal
 def packages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packages that take the tags off."""
 
-    def text(page: str, **options: bool) -> str:
-        inner = page.replace("<p>", "").replace("</p>", "")
-        return inner if options.get("main_content", True) else f"all: {inner}"
+    def text(page: str, main_content: bool = True) -> str:
+        return ("" if main_content else "all: ") + page.replace("<p>", "").replace("</p>", "")
 
-    module, parent = ModuleType("resiliparse.extract.html2text"), ModuleType("resiliparse")
-    module.extract_plain_text = text  # type: ignore[attr-defined]
-    other = ModuleType("trafilatura")
-    other.extract = lambda page: text(page) or None  # type: ignore[attr-defined]
-    modules = {"resiliparse": parent, "resiliparse.extract": parent, module.__name__: module, "trafilatura": other}
-    for name, one in modules.items():
-        monkeypatch.setitem(sys.modules, name, one)
-    version, ours = importlib.metadata.version, {"resiliparse": "1.2", "trafilatura": "1.2"}
+    modules = {"resiliparse.extract.html2text": {"extract_plain_text": text}, "trafilatura": {"extract": text}}
+    for name, functions in modules.items():
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**functions))
+    version, ours = importlib.metadata.version, dict.fromkeys(("resiliparse", "trafilatura"), "1.2")
     monkeypatch.setattr(importlib.metadata, "version", lambda name: ours.get(name) or version(name))
 
 
-def texts_of(
-    pages: list[str], columns: dict[str, list[Any]] | None = None, **options: Any
-) -> tuple[list[str], dict[str, int], str]:
-    steps = open_steps([{"use": "html", "name": None, "options": options}])
-    batch = pa.record_batch({name: pa.array(values, pa.large_string()) for name, values in (columns or {}).items()})
-    found = taken(steps, *pages, columns=batch if columns else None)
+def texts_of(pages: list[str], kinds: list[str] | None = None, **options: Any) -> tuple[list[str], dict[str, int], str]:
+    steps = open_steps([{"use": "html", "options": options}])
+    found = taken(steps, *pages, columns=pa.record_batch({"content_type": kinds}) if kinds else None)
     return found.texts.to_pylist(), dict(found.skipped), steps.described[0]["version"]
 
 
@@ -50,7 +42,7 @@ def test_pages_become_their_text_and_empty_ones_are_left_out(package):
 
 @pytest.mark.usefixtures("packages")
 def test_plain_text_stays_and_options_are_the_packages():
-    assert texts_of(["<p>a", "<p>b"], {"content_type": ["text/plain", "text/html"]})[0] == ["<p>a", "b"]
+    assert texts_of(["<p>a", "<p>b"], ["text/plain", "text/html"])[0] == ["<p>a", "b"]
     assert texts_of(["<p>a"], main_content=False)[0] == ["all: a"]
     with refusal("package is 'lxml'; it should be one of resiliparse, trafilatura"):
         texts_of([], package="lxml")

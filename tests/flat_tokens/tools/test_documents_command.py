@@ -42,10 +42,10 @@ POLICIES: dict[str, dict[str, Any]] = {
 def told(home: Path, policy: str, **more: Any) -> dict[str, Any]:
     """Three files of two sources, one of which has no ids."""
     for name, texts in (("a/1", TEXTS[:4]), ("a/2", TEXTS[2:]), ("b/3", TEXTS)):
-        rows = [json.dumps({"id": f"{name}-{i}", "text": text, "note": f"n{i}"}) for i, text in enumerate(texts)]
-        if POLICIES[policy].get("on_bad") is None:
-            rows = [row for row in rows if '"text": null' not in row]
-        else:
+        is_bad = "on_bad" in POLICIES[policy]
+        of = enumerate(texts)
+        rows = [json.dumps({"id": f"{name}-{i}", "text": text, "note": f"n{i}"}) for i, text in of if is_bad or text is not None]
+        if is_bad:
             rows[1:1] = ['{"id": "broken', "", '{"text": 7}', "{}", r'{"text": "\ud800"}'][: 5 if name == "b/3" else 1]
         (home / name).parent.mkdir(exist_ok=True)
         (home / f"{name}.jsonl").write_text("\n".join(rows) + "\n")

@@ -4,6 +4,7 @@ import re
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -52,12 +53,9 @@ def test_text_and_ids_are_found_in_the_sequences_that_hold_them(pieces, sequence
 
 def test_a_match_is_shown_within_its_sequence():
     split = split_of([[0, 0], [1, 2, 1, 0], [0]])
-    (match,) = find_text(split, VOCABULARY, b"bab")
-    assert match == (1, 0, "", "bab", "ba")
-    (match,) = find_ids(split, np.array([2], np.uint32), None)
-    assert match == (1, 1, "1", "2", "1 0")
-    (match,) = find_ids(split, np.array([2], np.uint32), VOCABULARY)
-    assert match == (1, 1, "b", "ab", "ba")
+    assert [*find_text(split, VOCABULARY, b"bab")] == [(1, 0, "", "bab", "ba")]
+    for vocabulary, shown in ((None, ("1", "2", "1 0")), (VOCABULARY, ("b", "ab", "ba"))):
+        assert [*find_ids(split, np.array([2], np.uint32), vocabulary)] == [(1, 1, *shown)]
 
 
 def test_it_says_what_is_there(demo, trusting):
@@ -123,16 +121,11 @@ def test_colours_alternate_by_token_and_stop_at_the_end_of_a_line(demo, trusting
 
 
 def test_no_color_and_pipes_are_respected(demo, trusting, monkeypatch):
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    for no_color, colored in ((None, True), ("1", False)):
-        if no_color:
-            monkeypatch.setenv("NO_COLOR", no_color)
-        assert ("\x1b" in trusting.out("inspect", demo, "--sequence", "0")) is colored
-    monkeypatch.delenv("NO_COLOR")
-    monkeypatch.setattr("sys.stdout.isatty", lambda: False)
-    assert "\x1b" not in trusting.out("inspect", demo, "--sequence", "0")
+    for no_color, is_terminal, is_colored in (("", True, True), ("1", True, False), ("", False, False)):
+        monkeypatch.setenv("NO_COLOR", no_color)
+        monkeypatch.setattr("sys.stdout.isatty", Mock(return_value=is_terminal))
+        assert ("\x1b" in trusting.out("inspect", demo, "--sequence", "0")) is is_colored
 
 
 def test_a_documents_control_characters_do_not_reach_a_terminal(tmp_path, tool, monkeypatch):
