@@ -90,13 +90,11 @@ class Streamed:
 
     def batches(self, start: int = 0, stop: int | None = None, *, max_tokens: int = 0) -> Iterator[TokenBatch]:
         whole = TokenBatch.from_sequences(self.sequences[start:stop])
-        places = list(range(0, whole.token_count, self.cut)) or [0]
-        for low in places:
-            high = whole.token_count if low == places[-1] else low + self.cut
-            begun = whole.seq_starts[:-1]
-            inside = (begun >= low) & ((begun < high) | (low == places[-1]))
-            starts = np.append(begun[inside] - np.uint64(low), np.uint64(high - low)).astype(np.uint64)
-            yield TokenBatch(whole.encoded_tokens[low:high], starts, whole.max_token_id)
+        begun, last = whole.seq_starts[:-1].astype(int), max(whole.token_count - 1, 0) // self.cut
+        for k in range(last + 1):
+            low, high = k * self.cut, min((k + 1) * self.cut, whole.token_count)
+            starts = np.append(begun[np.minimum(begun // self.cut, last) == k], high) - low
+            yield TokenBatch(whole.encoded_tokens[low:high], starts.astype(np.uint64), whole.max_token_id)
 
 
 def splits_of(sequences: list[list[int]], cut: int) -> list[Any]:
