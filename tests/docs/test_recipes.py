@@ -27,7 +27,7 @@ ALONE = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cp
 
 def steps(page: str) -> list[tuple[str, str, str]]:
     """The commands and programs of a page: kind, source, and what a program prints."""
-    return [(kind, source, printed) for kind, source, printed in BLOCK.findall((RECIPES / page).read_text(encoding="utf-8"))]
+    return BLOCK.findall((RECIPES / page).read_text("utf-8"))
 
 
 def missing(page: str) -> list[str]:
