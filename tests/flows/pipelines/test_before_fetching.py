@@ -67,13 +67,8 @@ def test_a_mistake_is_told_before_the_text_is_fetched_or_much_is_read(tmp_path, 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"tokenizer": "cl100k"}, "there is no tokenizer 'cl100k'. Did you mean 'cl100k_base'?"),
         ({"tokenizer": "nowhere/tokenizer.json"}, "cannot read the tokenizer nowhere/tokenizer.json: No such file"),
         ({"source": {"path": "/nowhere/*.txt"}}, "the source: there are no files at /nowhere/*.txt"),
-        (
-            {"source": {"path": "s3://b/a.jsonl", "messages_column": "m", "chat_template": "/nowhere/t.jinja"}},
-            "there is no chat template at /nowhere/t.jinja",
-        ),
         ({"validation_fraction": 2}, "validation_fraction"),
         ({}, None),
         ({"tokenizer": "openai-community/gpt2"}, None),

@@ -4,15 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 import flat_tokens
-from flat_tokens.manifest import SPLITS
 from flows.pipelines.derive import DerivedResult
 from tasks.derive.request import Subset
-from tests.examples import examples
 from tests.faults.support import build_here, derive_here, settings_of, write_notes
 from tests.made import read_docs, sequences, write_sequences
 from tests.refusal import refusal
@@ -33,46 +29,24 @@ def subset(dataset: Path, output: Path, **filters: Any) -> DerivedResult:
     return derive_here({"operation": "subset", **filters}, dataset, output=output)
 
 
-expressions = st.recursive(
-    st.one_of(
-        st.builds("tokens {} {}".format, st.sampled_from(["<", ">=", "="]), st.integers(120, 180)),
-        st.builds("row {} {}".format, st.sampled_from(["<", ">"]), st.integers(0, 9)),
-        st.sampled_from(["source = 'web'", "source in ('wiki', 'x')", "file like '%b.jsonl'", "key < '8'", "key is null"]),
-    ),
-    lambda inner: st.one_of(
-        st.builds("({} and {})".format, inner, inner),
-        st.builds("({} or {})".format, inner, inner),
-        st.builds("not {}".format, inner),
-    ),
-    max_leaves=4,
-)
-
-
-@pytest.mark.slow
-@given(expressions)
-@examples(25)
-def test_a_selection_has_the_documents_of_a_subset(output, tmp_path_factory, where):
-    with pytest.MonkeyPatch.context() as patch:  # several pieces, and several reads of facts
-        patch.setattr("tasks.derive.inputs.PART_DOCUMENTS", 5)
-        patch.setattr("flat_tokens.rows.documents.DOCUMENTS_AT_A_TIME", 4)
-        result = subset(output, tmp_path_factory.mktemp("subset"), where=where)
-        whole, made = flat_tokens.open(output), flat_tokens.open(result.path)
-        for split in SPLITS:
-            chosen, written = getattr(whole, split).select(where=where), getattr(made, split)
-            assert sequences(chosen) == sequences(written)
-    assert result.totals["documents"]["skipped"].get("where", 0) == 24 - result.totals["documents"]["written"]
-
-
-def test_an_expression_names_lengths_sources_files_rows_and_keys(output):
+def test_an_expression_names_lengths_sources_files_rows_and_keys(output, tmp_path, monkeypatch):
+    """A subset has the documents of a selection. They are several pieces, and several reads of facts."""
+    monkeypatch.setattr("tasks.derive.inputs.PART_DOCUMENTS", 5)
+    monkeypatch.setattr("flat_tokens.rows.documents.DOCUMENTS_AT_A_TIME", 4)
     train, docs = flat_tokens.open(output).train, read_docs(output)["train"]
     for where, is_it in {
         "tokens > 150": lambda doc: len(doc.ids) > 150,
-        "source = 'web'": lambda doc: doc.file < 2,
+        "source = 'web' and not row < 2 or tokens = 130": lambda doc: (doc.file < 2 <= doc.row) or len(doc.ids) == 130,
+        "source in ('wiki', 'x')": lambda doc: doc.file == 2,
         "file like '%b.jsonl'": lambda doc: doc.file == 1,
         "row = 3": lambda doc: doc.row == 3,
+        "key is null": lambda _: False,
         f"key = '{docs[1].key:016x}'": lambda doc: doc.key == docs[1].key,
     }.items():
-        assert train.select(where=where).numbers.tolist() == [i for i, doc in enumerate(docs) if is_it(doc)]
+        numbers = [i for i, doc in enumerate(docs) if is_it(doc)]
+        assert train.select(where=where).numbers.tolist() == numbers
+        made = flat_tokens.open(subset(output, tmp_path / f"made-{where[:6]}", where=where).path)
+        assert sequences(made.train) == [list(docs[i].ids) for i in numbers]
     again = train.select(where="row > 2").select(where="source = 'web'")
     assert again.numbers.tolist() == [i for i, doc in enumerate(docs) if doc.row > 2 and doc.file < 2]
 

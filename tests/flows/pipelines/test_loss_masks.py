@@ -53,9 +53,8 @@ def test_a_prompt_and_its_completion_are_one_text_and_two_again(pairs):
     assert prompts_and_completions(texts).to_pylist() == [text for pair in pairs for text in pair]
 
 
-@pytest.mark.parametrize("layout", ["mmap", "compact", "zarr2"])
-def test_plain_zarr_reads_the_mask_beside_the_tokens(tmp_path, layout):
-    build_here(settings(tmp_path / "out", write_pairs(tmp_path / "in/x.jsonl", PAIRS[:3]), layout=layout))
+def test_plain_zarr_reads_the_mask_beside_the_tokens(tmp_path):
+    build_here(settings(tmp_path / "out", write_pairs(tmp_path / "in/x.jsonl", PAIRS[:3])))
     train = zarr.open_group(str(tmp_path / "out/latest/train"), mode="r")
     assert np.asarray(train["loss_mask"]).tolist() == [0, 0, 0, 0, 1, 1, 0, 0]
     assert train["loss_mask"].dtype == np.uint8
@@ -69,23 +68,17 @@ def test_verify_refuses_a_mask_of_other_values(tmp_path):
         flat_tokens.verify(tmp_path / "out", "full")
 
 
-def test_sources_without_prompts_count_whole_beside_others(tmp_path):
-    """A source of plain text in a dataset with masks: all of its tokens count."""
-    source = write_pairs(tmp_path / "in/x.jsonl", PAIRS[:2])
-    plain = {"name": "plain", "path": str(source), "text_column": "q"}
-    asked = settings(tmp_path / "out", source)
-    sources = [{**asked.pop("source"), "name": "asked"}, plain]
-    build_here({**asked, "sources": sources})
-    assert spelled(tmp_path / "out") == [*as_bytes(PAIRS[:2]), (b"", b"2+2="), (b"", b"")]
-
-
 def test_another_part_of_the_same_text_is_another_dataset(tmp_path):
-    """The mask is part of the keys of shards and segments: nothing of one is taken for the other."""
+    """The mask is part of the keys of shards and segments: nothing of one is taken for the other. All of a source of plain text
+    counts.
+    """
     source = write_pairs(tmp_path / "in/x.jsonl", [("ab", "c"), ("d", "ef")])
-    build_here(settings(tmp_path / "out", source))
-    turned = {"path": str(source), "prompt_column": "a", "completion_column": "q"}
-    build_here({**settings(tmp_path / "out", source), "source": turned})
-    assert spelled(tmp_path / "out") == [(b"c", b"ab"), (b"ef", b"d")]
+    asked = settings(tmp_path / "out", source)
+    build_here(asked)
+    turned = {**asked.pop("source"), "name": "turned", "prompt_column": "a", "completion_column": "q"}
+    plain = {"name": "plain", "path": str(source), "text_column": "q"}
+    build_here({**asked, "sources": [turned, plain]})
+    assert spelled(tmp_path / "out") == [(b"c", b"ab"), (b"ef", b"d"), (b"", b"ab"), (b"", b"d")]
 
 
 @pytest.mark.parametrize(

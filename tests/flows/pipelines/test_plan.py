@@ -15,10 +15,9 @@ import tasks.shards.sample
 from flat_tokens.manifest import SPLITS
 from flat_tokens.stores.store import Store
 from flows.commands.build import plan_text
-from flows.pipelines.build import BuildResult, build
+from flows.pipelines.build import BuildResult
 from flows.pipelines.plan import Plan, plan
-from flows.runners.processes import Threads
-from tasks.config import BuildConfig, HubDataset, Source
+from tasks.config import BuildConfig
 from tasks.shards.sample import lack_of_room
 from tasks.text.documents import read_documents
 from tasks.tokenize.engines import Engine
@@ -47,8 +46,7 @@ def write(path: Path, rows: list[str]) -> Path:
 def test_parquet_files_of_the_hub_are_fetched_only_as_far_as_they_are_sampled(stand_in_hub, tmp_path):
     files = [write(tmp_path / "data" / f"{i}.parquet", texts(500, 60)) for i in range(5)]
     stand_in_hub.commit("org/text", {file.name: file.read_bytes() for file in files})
-    config = configured(tmp_path / "out", tmp_path / "data", slice_bytes=5000)
-    there = config.model_copy(update={"sources": (Source(hub=HubDataset(path="org/text")),)})
+    there = configured(tmp_path / "out", sources=[{"hub": {"path": "org/text"}}], slice_bytes=5000)
     made = plan(there)
     assert len(list((tmp_path / "huggingface/hub").rglob("*.parquet"))) == 2
     check_estimate(made, build_here(there), 0.25)  # small files are cut unevenly
@@ -256,18 +254,13 @@ class Usage(NamedTuple):
 def test_plan_and_build_warn_when_the_disk_is_too_small(tmp_path, monkeypatch, caplog, free, is_told):
     (tmp_path / "a.txt").write_text("a text. " * 25_000)  # one document, longer than samples are
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(free))
-    settings = {"output": str(tmp_path / "out"), "source": {"path": str(tmp_path / "a.txt")}, "tokenizer": "bytes", "name": "a"}
-    config = BuildConfig.model_validate(settings)
-    words = f"{tmp_path}/out: the build needs about "
+    config = configured(tmp_path / "out", tmp_path / "a.txt")
     made = plan(config)
-    assert (made.warning is not None) == is_told
     assert any(line.startswith("  warning ") for line in plan_text(made)) == is_told
     assert "  scratch    nothing: no file is fetched or unpacked" in plan_text(made)
-    with Threads(1) as runner:
-        build(config, runner)
-    told = [line for line in caplog.messages if "the build needs" in line]
+    build_here(config, 1)
+    told = [line for line in caplog.messages if line.startswith(f"{tmp_path}/out: the build needs about ")]
     assert told == ([made.warning] if is_told else [])
-    assert all(line.startswith(words) for line in told)
     assert plan(config).warning is None  # there is nothing to build any more
 
 

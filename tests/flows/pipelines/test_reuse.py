@@ -7,10 +7,7 @@ from pathlib import Path
 import pytest
 
 from flat_tokens.manifest import SPLITS
-from flat_tokens.stores.store import Store
 from flows.pipelines.build import BuildResult
-from tasks.garbage import Policy, collect
-from tasks.shards.index import read_index
 from tests.examples import first_fast
 from tests.faults.support import build_here, receipts, same_bytes, shards_stay
 from tests.sources import write_rows
@@ -83,15 +80,12 @@ def test_content_that_moves_between_files_costs_its_seams(tmp_path):
     put(tmp_path / "in/b.parquet", rows, group=33, codec="snappy")
     assert check_same(tmp_path).text_bytes_tokenized < some
     (tmp_path / "in/b.parquet").unlink()
-    put(tmp_path / "in/b.jsonl", rows)
-    assert check_same(tmp_path).text_bytes_tokenized < some
-    put(tmp_path / "in/b.jsonl", rows[:450])
-    put(tmp_path / "in/c.jsonl", rows[450:])
-    assert check_same(tmp_path).text_bytes_tokenized < some
-    (tmp_path / "in/c.jsonl").unlink()
-    put(tmp_path / "in/b.jsonl", rows)
-    result = check_same(tmp_path)
-    assert result.text_bytes_tokenized < some < result.totals["documents"]["text_bytes"]
+    for files in ({"b": rows}, {"b": rows[:450], "c": rows[450:]}, {"b": rows}):
+        for name, those in files.items():
+            put(tmp_path / f"in/{name}.jsonl", those)
+        result = check_same(tmp_path)
+        assert result.text_bytes_tokenized < some < result.totals["documents"]["text_bytes"]
+        (tmp_path / "in/c.jsonl").unlink(missing_ok=True)
 
 
 def test_what_is_left_out_is_in_the_same_order(tmp_path):
@@ -205,16 +199,3 @@ def test_for_little_new_text_the_fast_engine_is_not_tried(tmp_path, monkeypatch)
         result = built(tmp_path, **more)
     assert same_bytes(result, built(tmp_path, "anew", **more))
     assert result.text_bytes_tokenized < 2000
-
-
-def test_the_index_goes_with_its_version(tmp_path):
-    put(tmp_path / "in/a.jsonl", rows_of("a", 50))
-    first = built(tmp_path)
-    second = built(tmp_path, split_seed=1)
-    root = Store.at(tmp_path / "out")
-    counts = {split: second.totals[split]["seq_count"] for split in SPLITS}
-    places = [shard.published for shard in read_index(root, second.version).published]
-    assert {split: sum(one.of(split)[1] for one in places if one) for split in SPLITS} == counts
-    collect(root, Policy(keep_versions=1, grace_days=0), delete=True)
-    assert not Path(first.path).exists()
-    assert [path.stem for path in (tmp_path / "out/_cache/index").iterdir()] == [second.version]

@@ -131,29 +131,34 @@ def test_a_bucket_has_a_directory_for_each_version(hub, tmp_path):
     assert f'data_files="{parquet}"' in card
 
 
-def test_what_differs_from_the_manifest_is_not_published(hub, tmp_path):
-    result = built(tmp_path)
-    secret = tmp_path / "secret"
-    secret.write_text("of this machine")
-    target = tmp_path / "out/versions" / result.version / "train/encoded_tokens/c/0"
-    target.unlink()
-    target.symlink_to(secret)
-    with refusal("c/0: is not what the manifest says"):
-        publish(tmp_path, form="zarr")
-    assert hub.messages == []
+def link_out(version: Path) -> None:
+    (version.parent / "secret").write_text("of this machine")
+    (version / "train/encoded_tokens/c/0").unlink()
+    (version / "train/encoded_tokens/c/0").symlink_to(version.parent / "secret")
 
 
-@pytest.mark.parametrize("form", ["zarr", "parquet"])
-@pytest.mark.parametrize("listed", [True, False])
-def test_a_card_that_the_manifest_does_not_list_is_not_published(hub, tmp_path, form, listed):
-    """It is what everybody sees of a repository."""
-    version = tmp_path / "out/versions" / built(tmp_path).version
+def write_card(version: Path) -> None:
     (version / "README.md").write_text("# Another card\n")
-    if not listed:
-        manifest = json.loads((version / "manifest.json").read_text())
-        manifest["objects"] = [one for one in manifest["objects"] if one["key"] != "README.md"]
-        (version / "manifest.json").write_text(json.dumps(manifest))
-    with refusal(r"README\.md"):
+
+
+def write_unlisted_card(version: Path) -> None:
+    write_card(version)
+    manifest = json.loads((version / "manifest.json").read_text())
+    manifest["objects"] = [one for one in manifest["objects"] if one["key"] != "README.md"]
+    (version / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("form", "change", "words"),
+    [
+        ("zarr", link_out, "c/0: is not what the manifest says"),
+        *((form, change, r"README\.md") for form in ("zarr", "parquet") for change in (write_card, write_unlisted_card)),
+    ],
+)
+def test_what_differs_from_the_manifest_is_not_published(hub, tmp_path, form, change, words):
+    """The card is what everybody sees of a repository."""
+    change(tmp_path / "out/versions" / built(tmp_path).version)
+    with refusal(words):
         publish(tmp_path, form=form)
     assert hub.messages == []
 
