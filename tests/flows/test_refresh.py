@@ -1,6 +1,5 @@
 """Refresh and retokenize as Prefect flows against a real server: what people see, and how deployments load them."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,6 @@ from tasks.derive.request import ForgetRequest
 from tasks.vocabularies.request import VocabularyRequest
 from tests.faults.support import settings_of, write_notes
 from tests.flows.asked import artifacts, on_prefect_server
-from tests.processes import python
 
 
 @pytest.fixture
@@ -94,32 +92,6 @@ def test_the_flow_of_a_rerun_gives_what_the_flow_of_a_build_gives(config, tmp_pa
     assert flat_tokens.verify(tmp_path / "gpt2", "full").seq_count == 5
     again = retokenize_dataset(config, ["bytes"], f"{tmp_path}/{{tokenizer}}")
     assert again[0].was_published
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("entrypoint", "parameters", "names"),
-    [
-        ("flows/build.py:build_dataset", {}, ["config", "publish_anyway"]),
-        ("flows/refresh.py:refresh_dataset", {"keep_versions": 3}, ["config", "keep_versions", "grace_days", "publish_anyway"]),
-        (
-            "flows/retokenize.py:retokenize_dataset",
-            {"tokenizers": ["gpt2", {"name": "bytes"}]},
-            ["dataset", "tokenizers", "output"],
-        ),
-    ],
-)
-def test_the_entrypoint_loads_and_takes_parameters_as_a_deployment_gives_them(config, entrypoint, parameters, names):
-    """By path, in a fresh process with nothing of ours imported, with the configuration as JSON."""
-    given = {names[0]: config.model_dump(mode="json", exclude_unset=True), **parameters}
-    program = (
-        "import json, sys; from prefect.flows import load_flow_from_entrypoint as load; "
-        "flow = load(sys.argv[1], use_placeholder_flow=False); given = flow.validate_parameters(json.loads(sys.argv[2])); "
-        "print(json.dumps([next(iter(given.values())).name, list(flow.parameters.properties)]))"
-    )
-    done = python("-W", "ignore", "-c", program, entrypoint, json.dumps(given))
-    assert done.stdout, done.stderr
-    assert json.loads(done.stdout) == ["My.Notes", names]
 
 
 @pytest.mark.parametrize("parameters", [{"keep_versions": 0}, {"grace_days": -1}])

@@ -8,22 +8,20 @@ from prefect.client.schemas.objects import StateType
 from prefect.exceptions import ParameterTypeError
 
 from flat_tokens.stores.reading import INPUT_ROOTS, OUTPUT_ROOTS, SCRATCH
-from flat_tokens.stores.store import Store, StoredObject
+from flat_tokens.stores.store import Store
 from flows.groups import tokenize_group
-from flows.pipelines.stages import DOWNLOAD, SHARD_WRITE, SPLIT, TOKENIZE, run_steps
-from flows.runners.elsewhere import group_of, result_as_json, result_from_json, work_of
+from flows.pipelines.stages import DOWNLOAD, SPLIT, TOKENIZE, run_steps
+from flows.runners.elsewhere import group_of, work_of
 from flows.runners.work_pool import has_room
 from tasks.assemble.assembler import Assembler
-from tasks.assemble.write import Span, WrittenSpan
+from tasks.assemble.write import Span
 from tasks.config import BuildConfig, Source
-from tasks.download.slices import slices_of
 from tasks.download.sources import resolve_source
 from tasks.groups import Group
 from tasks.models import SourceFile
-from tasks.output.leases import Workspace, attempt
+from tasks.output.leases import Workspace
 from tasks.output.places import scratch_of
 from tasks.output.target import SplitRule, Target
-from tasks.shards.receipts import load_shard
 from tasks.shards.recipe import Recipe
 from tasks.text.files import stamp
 from tasks.tokenize.tokenizers import load_tokenizer
@@ -53,26 +51,20 @@ def sent(group: Group) -> Group:
     return Group.model_validate_json(json.dumps(json.loads(group.model_dump_json())))
 
 
-def test_a_slice_that_another_process_tokenizes_becomes_the_shard_of_its_key(tmp_path, config):
-    """Files are cut by one process, slices tokenized by a second one; each writes to a place of its own."""
+def test_the_same_work_has_the_same_digest_in_every_process(tmp_path, config):
+    """Each writes to a workspace of its own, and one of them has no assembler. What they do is the same, whole builds show."""
+    here, there = (Workspace(Store.at(config.output), str(tmp_path / name)) for name in ("here", "there"))
     (found,) = resolve_source(config.sources[0], 0).files
-    root = Store.at(config.output)
-    with attempt(root, tmp_path / "scratch", "parent") as here, attempt(root, tmp_path, "worker") as there:
-        cutting = group_of(config, [(found,)], [DOWNLOAD.given(config.sources, config.slice_bytes, here)])
-        items, steps = work_of(sent(cutting), there)
-        assert items == [(found,)]
-        told = json.loads(json.dumps(result_as_json(steps, run_steps(items[0], steps))))
-        slices = list(slices_of(result_from_json(steps, told), config.slice_bytes))
-        assert slices[0].ranges[0].file.found == found
-
-        recipe = recipe_of(config)
-        group = group_of(config, slices, [TOKENIZE.given(recipe, here, ()), SHARD_WRITE.given(here)])
-        assert group.digest == group_of(config, slices, [TOKENIZE.given(recipe, there, ()), SHARD_WRITE.given(there)]).digest
-        items, steps = work_of(sent(group), there)
-        assert items == slices
-        assert steps == [TOKENIZE.given(recipe, there, ()), SHARD_WRITE.given(there)]
-        shard = result_from_json(steps, result_as_json(steps, run_steps(items[0], steps)))
-        assert shard == load_shard(here.root, recipe.key(slices[0]))
+    slice_ = range_of_slice(SourceFile(source=0, name="a", size=9, sha256="ab", format="jsonl", found=found), 0, 19, 6)
+    recipe, target = recipe_of(config), target_of(here)
+    for items, ours, theirs in (
+        ([(found,)], DOWNLOAD.given(config.sources, 100, here), DOWNLOAD.given(config.sources, 100, there)),
+        ([slice_], TOKENIZE.given(recipe, here, ()), TOKENIZE.given(recipe, there, ())),
+        ([SPAN], SPLIT.given(target, Assembler(target)), SPLIT.given(target_of(there), None)),
+    ):
+        group = group_of(config, items, [ours])
+        assert group.digest == group_of(config, items, [theirs]).digest
+        assert work_of(sent(group), there) == (items, [theirs])
 
 
 @pytest.mark.parametrize(
@@ -90,18 +82,6 @@ def target_of(workspace: Workspace, name: str = "0123456789abcdef") -> Target:
 
 
 SPAN = Span(split="train", of_tokens=True, start=0, stop=8)
-
-
-def test_spans_and_what_was_written_of_them_come_back(config, tmp_path):
-    """Another process works in its own workspace, and has no assembler."""
-    here, there = (Workspace(Store.at(config.output), str(tmp_path / name)) for name in ("here", "there"))
-    target = target_of(here)
-    group = group_of(config, [SPAN], [SPLIT.given(target, Assembler(target))])
-    assert group.digest == group_of(config, [SPAN], [SPLIT.given(target_of(there), None)]).digest
-    items, steps = work_of(sent(group), there)
-    assert (items, steps) == ([SPAN], [SPLIT.given(target_of(there), None)])
-    written = WrittenSpan((StoredObject("train/encoded_tokens/c/0", 12, "ab"),), 7)
-    assert result_from_json(steps, json.loads(json.dumps(result_as_json(steps, written)))) == written
 
 
 def test_a_stage_that_is_not_for_other_processes_is_refused(config):

@@ -89,15 +89,6 @@ def test_before_anything_is_published_the_page_says_so():
     assert "flat_tokens.open" not in page
 
 
-def test_what_runs_and_versions_say_is_no_markdown():
-    evil = "`<img src=x>`|\n# [a](javascript:b)\x1b[2J"
-    status = STATUS.model_copy(update={"versions": (version("c3", tokenizer=evil, pinned=evil, state="latest"),)})
-    page = dataset_page(evil, status, [run("FAILED", evil)], "none")
-    assert "<" not in page
-    assert "\x1b" not in page
-    assert not any(line.startswith("# [a]") for line in page.splitlines())
-
-
 DAILY = {"cron": "0 3 * * *", "timezone": "Europe/Paris", "day_or": True}
 DEPLOYMENT = "../../deployments/deployment/7"
 

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 import yaml
-from prefect import flow, get_client
+from prefect import flow
 from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL
 
@@ -19,7 +19,6 @@ from flat_tokens.manifest import SPLITS
 from flows.build import build_dataset
 from flows.commands.build import run_build
 from flows.watch.progress import (
-    _ProgressArtifacts,
     counted_stage,
     dataset_name,
     flow_run,
@@ -149,39 +148,39 @@ def test_a_meter_remembers_the_stages_that_have_ended():
 
 
 @on_prefect_server
-def test_every_stage_is_an_artifact_that_moves():
-    """However short it was, and at its end with all that was done."""
-    seen = []
+def test_every_stage_is_an_artifact_that_moves(monkeypatch):
+    """However short it was, and at its end with all that was done. One run may do several things: what the one before has shown
+    ends, and the tags of both stay.
+    """
+    monkeypatch.setattr("flows.watch.progress.UPDATE_SECONDS", 0.1)
+    shown = []
 
     @flow
     def moving() -> None:
-        run = flow_run()
-        with get_client(sync_client=True) as client:
-            shown = _ProgressArtifacts(lambda: client, str(run.id), "Seen_By.People")
-            meter.reset()
-            shown.update()
-            seen.append(progress_of(run.id))
+        run_id = flow_run().id
+        with showing_progress("Seen_By.People", ["dataset:first"]):
             meter.begin("download", 10)
             meter.add("download", 10)
             meter.begin("tokenize", 1000)
-            for _ in range(2):
-                meter.add("tokenize", 250, 3, 40)
-                shown.update()
-                seen.append(progress_of(run.id))
-            meter.add("tokenize", 500, 6, 80)
+            for size, share in ((250, 25.0), (250, 50.0), (500, 100.0)):
+                meter.add("tokenize", size, 3, 40)
+                until(lambda share=share: progress_of(run_id).get("seen-by-people-tokenize", (0.0,))[0] == share)
+                shown.append(progress_of(run_id)["seen-by-people-tokenize"][1][:10])
+            meter.reset()
+            meter.begin("export", 20)
+            meter.add("export", 20, tokens=5)
+        with showing_progress("second", ["dataset:second"]):
             meter.begin("split")
-            meter.begin("done")
-            shown.finish()
-            seen.append(progress_of(run.id))
+            meter.begin("verify", 1)
 
     moving()
-    assert seen[0] == {}
-    assert [one["seen-by-people-download"][0] for one in seen[1:]] == [100.0, 100.0, 100.0]
-    assert [one["seen-by-people-tokenize"][0] for one in seen[1:]] == [25.0, 50.0, 100.0]
-    assert seen[1]["seen-by-people-tokenize"][1].startswith("**25%**, ~0:0")
-    assert seen[2]["seen-by-people-tokenize"][1].startswith("**50%**, ~0:0")
-    assert seen[3]["seen-by-people-tokenize"][1].startswith("Done: 12 documents, 160 tokens, 1.0 kB at ")
-    assert "seen-by-people-split" not in seen[3]  # there was nothing to do, and it was over at once
+    assert shown[:2] == ["**25%**, ~", "**50%**, ~"]
+    seen = Seen("dataset:first", "dataset:second")
+    names = [*(f"seen-by-people-{stage}" for stage in ("download", "tokenize", "export")), "second-verify"]
+    assert seen.shares == dict.fromkeys(names, 100.0)  # there was nothing to split, and it was over at once
+    assert seen.progress["seen-by-people-tokenize"][1].startswith("Done: 9 documents, 120 tokens, 1.0 kB at ")
+    assert seen.progress["seen-by-people-export"][1].startswith("Done: 5 tokens, 20 B at ")
+    assert seen.progress["second-verify"][1] == "Done: there was nothing to do"
 
 
 @on_prefect_server
@@ -311,31 +310,6 @@ def test_a_run_that_fails_shows_how_far_it_came():
     share, description = progress_of(run_ids[1])["failing-verify"]
     assert (share, description) == (25.0, "Failed at **25%**: 3 faults, 25 B of 100 B at 250 B/s")
     assert progress_of(run_ids[2])["failing-verify"][1].startswith("Stopped at **25%**: 3 faults, ")  # as by a cancellation
-
-
-@on_prefect_server
-def test_one_run_may_do_several_things_one_behind_the_other():
-    """Each begins with a meter of its own: what the one before has shown comes to its end, and the tags of both stay."""
-    run_ids = []
-
-    @flow
-    def several() -> None:
-        run_ids.append(flow_run().id)
-        with showing_progress("first", ["dataset:first"]):
-            meter.begin("examine", 10)
-            meter.add("examine", 10)
-            until(lambda: "first-examine" in progress_of(run_ids[0]))
-            meter.reset()
-            meter.begin("export", 20)
-            meter.add("export", 20, tokens=5)
-        with showing_progress("second", ["dataset:second"]):
-            meter.begin("split", 1)
-
-    several()
-    seen = Seen("dataset:first", "dataset:second")
-    assert seen.shares == dict.fromkeys(["first-examine", "first-export", "second-split"], 100.0)
-    assert seen.progress["first-export"][1].startswith("Done: 5 tokens, 20 B at ")
-    assert seen.progress["second-split"][1] == "Done: there was nothing to do"
 
 
 def test_a_dataset_is_called_what_its_manifest_says(tmp_path):
