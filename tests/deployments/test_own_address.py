@@ -10,8 +10,8 @@ import socket
 import stat
 import subprocess
 import threading
-import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import pytest
 
 from deployments.serve import private_home, secret_in
 from deployments.server import collect_garbage, listen, own_address_only
-from tests.processes import python
+from tests.processes import python, until
 from tests.refusal import refusal
 
 
@@ -110,13 +110,16 @@ def test_browsers_leave_out_port_80():
     assert answer("http", "Host: localhost:4200", 80) == 403
 
 
-def test_a_secret_is_random_kept_and_readable_by_its_user_alone(tmp_path):
-    one, other = tmp_path / "new/secret", tmp_path / "secret"
+@pytest.fixture
+def no_umask() -> Iterator[None]:
     before = os.umask(0)
-    try:
-        secret = secret_in(one)
-    finally:
-        os.umask(before)
+    yield
+    os.umask(before)
+
+
+def test_a_secret_is_random_kept_and_readable_by_its_user_alone(tmp_path, no_umask):
+    one, other = tmp_path / "new/secret", tmp_path / "secret"
+    secret = secret_in(one)
     assert stat.S_IMODE(one.stat().st_mode) == 0o600
     assert stat.S_IMODE(one.parent.stat().st_mode) == 0o700
     assert secret_in(one) == secret == one.read_text().strip()
@@ -179,12 +182,8 @@ def test_a_home_that_others_may_enter_is_refused_with_the_command_that_closes_it
     assert {stat.S_IMODE((home / name).stat().st_mode) for name in ("prefect.db", "prefect.db-wal")} == {0o600}
 
 
-def test_a_home_that_is_not_there_is_made_for_its_user_alone(tmp_path):
-    before = os.umask(0)
-    try:
-        assert stat.S_IMODE(private_home(tmp_path / "new").stat().st_mode) == 0o700
-    finally:
-        os.umask(before)
+def test_a_home_that_is_not_there_is_made_for_its_user_alone(tmp_path, no_umask):
+    assert stat.S_IMODE(private_home(tmp_path / "new").stat().st_mode) == 0o700
 
 
 COUNT = """
@@ -239,18 +238,14 @@ class _Cycle:
 
 
 def test_garbage_is_collected_beside_the_work():
-    enabled, over = gc.isenabled(), threading.Event()
+    over = threading.Event()
     gc.disable()
     thread = threading.Thread(target=collect_garbage, args=(over,))
     try:
         thread.start()
         gone = weakref.ref(_Cycle())
-        until = time.monotonic() + 60
-        while gone() is not None:
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        until(lambda: gone() is None, "the garbage stays")
     finally:
         over.set()
         thread.join()
-        if enabled:
-            gc.enable()
+        gc.enable()

@@ -312,15 +312,6 @@ def test_one_needs_the_auth_string(stack):
         assert stranger.get("admin/version").status_code == 401
 
 
-def test_both_pools_have_a_worker_and_the_deployments_are_there(client):
-    names = {one["name"] for one in client.post("deployments/filter", json={"limit": 200}).json()}
-    assert {"build", "refresh", "retokenize", "export", "verify", "fetch-group", "tokenize-group", "write-group"} <= names
-    for pool in ("flat-tokens", "flat-tokens-groups"):
-        # A worker is healthy from its start on, and known to the server a little later.
-        workers = until(lambda pool=pool: client.post(f"work_pools/{pool}/workers/filter", json={}).json(), pool, DEADLINE)
-        assert [one["status"] for one in workers] == ["ONLINE"]
-
-
 RUNNING = {"flow_runs": {"state": {"type": {"any_": ["RUNNING", "COMPLETED"]}}}, "limit": 1}
 
 
@@ -357,7 +348,6 @@ def test_a_build_that_the_api_is_asked_for_is_made_by_the_workers(stack, client)
 
     dataset = flat_tokens.open(str(output))
     assert dataset.train.seq_count + dataset.validation.seq_count == len(texts)
-    assert dataset.train.token_count + dataset.validation.token_count == sum(len(text.encode()) for text in texts)
     states = [one["state"]["type"] for one in client.post("flow_runs/filter", json={**groups, "limit": 200}).json()]
     assert states == ["COMPLETED"] * len(states)
     assert len(states) > 1
