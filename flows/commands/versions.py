@@ -158,16 +158,16 @@ def run_decide(options: Namespace) -> None:
     from tasks.output.pointer import current_user
     from tasks.output.versions import approve, reject
 
-    root, version, reason, by = output_at(options), options.version, options.reason, options.by
+    root, version, reason = output_at(options), options.version, options.reason
     if not reason.strip():
         raise ValueError("--reason needs a text, for whoever looks at the runs later")
-    decide = {"approve": approve, "reject": reject}[options.command]
-    decision = {"output": root.url, "version": version, "reason": reason, "by": by or current_user()}
+    decide, by = {"approve": approve, "reject": reject}[options.command], options.by or current_user()
+    settings = {"output": root.url, "version": version, "reason": reason, "by": by}
 
     def pipeline(_: None) -> DecisionResult:
-        return decide(root, version, reason, by or current_user())
+        return decide(root, version, reason, by)
 
-    decided = run_with_progress(options, nullcontext(), pipeline, f"flows.decide:{options.command}_version", **decision)
+    decided = run_with_progress(options, nullcontext(), pipeline, f"flows.decide:{options.command}_version", **settings)
     decision = decided.decision.model_dump(mode="json")
     facts = {
         "version": decided.made.version,

@@ -11,7 +11,6 @@ from flat_tokens.stores.store import Store
 from tasks.output.leases import build_lease
 from tests.faults.support import write_notes
 from tests.flat_tokens.demo import TOKENIZER
-from tests.processes import python
 
 
 @pytest.fixture
@@ -158,13 +157,6 @@ def test_a_rerun_that_cannot_go_everywhere_goes_nowhere(config, tmp_path, termin
     errors = terminal.errors("retokenize", "--trust-records", output, "--tokenizer", "bytes", "--tokenizer", TOKENIZER, status=1)
     assert f"cannot write to output {tmp_path}/out-tokenizer" in errors
     assert not (tmp_path / "out-bytes/versions").exists()
-
-
-def test_the_commands_are_there_in_a_process_of_their_own(config):
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
-    done = python("-m", "flows", "refresh", str(config), "--quiet", env={**clean, "PREFECT_HOME": "/nonexistent"})
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("published ")
 
 
 def test_a_datasets_own_record_is_read_with_consent_or_below_roots(config, tmp_path, terminal, monkeypatch):

@@ -13,6 +13,7 @@ import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import yaml
@@ -102,30 +103,25 @@ def test_a_build_begins_anew_once_with_large_pages(monkeypatch):
     """Only where the user has not told the C library something else, and not for commands that tokenize nothing. Arrow's
     allocator and the threads of numpy's linear algebra stay the user's, too.
     """
-    begun = []
+    begun, left = [], []
     monkeypatch.setattr("flows.commands.main.main", lambda arguments: 0)
     monkeypatch.setattr(os, "execv", lambda path, words: begun.append([path, *words]))
     monkeypatch.setattr("flows.__main__.end_at_once", lambda: None)
     monkeypatch.setattr(gc, "set_threshold", lambda value: None)  # of the whole process, which has other tests to run
     monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "flows", "build", "x.yaml"])
-    monkeypatch.setattr(sys, "argv", ["flows", "build", "/nonexistent.yaml"])
-    monkeypatch.setenv("ARROW_DEFAULT_MEMORY_POOL", "system")
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
-    monkeypatch.setenv("NPY_DISABLE_CPU_FEATURES", "")  # or other tests' processes have it
-    for tunables, threads in ((None, "3"), ("glibc.malloc.hugetlb=0", "1")):
-        monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-        monkeypatch.delenv("JE_ARROW_MALLOC_CONF", raising=False)
-        if tunables:
-            monkeypatch.setenv("GLIBC_TUNABLES", tunables)
-        with pytest.raises(SystemExit):
-            run()
-        assert (os.environ["ARROW_DEFAULT_MEMORY_POOL"], "narenas:1" in os.environ["JE_ARROW_MALLOC_CONF"]) == ("system", True)
-        assert os.environ["OPENBLAS_NUM_THREADS"] == threads
-        monkeypatch.delenv("OPENBLAS_NUM_THREADS")
-    monkeypatch.setattr(sys, "argv", ["flows", "status", "/nonexistent"])
-    monkeypatch.delenv("GLIBC_TUNABLES")
-    with pytest.raises(SystemExit):
-        run()
+    for command, given in (
+        ("build", {"ARROW_DEFAULT_MEMORY_POOL": "system", "OPENBLAS_NUM_THREADS": "3"}),
+        ("build", {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}),
+        ("status", {}),
+    ):
+        monkeypatch.setattr(sys, "argv", ["flows", command, "/nonexistent"])
+        with mock.patch.dict(os.environ, given, clear=True):
+            with pytest.raises(SystemExit):
+                run()
+            left.append({**os.environ})
+    pools = [(one.get("ARROW_DEFAULT_MEMORY_POOL"), one.get("OPENBLAS_NUM_THREADS")) for one in left]
+    assert pools == [("system", "3"), ("jemalloc", "1"), (None, None)]
+    assert "narenas:1" in left[0]["JE_ARROW_MALLOC_CONF"]
     assert begun == [[sys.executable, sys.executable, "-m", "flows", "build", "x.yaml"]]
 
 
@@ -189,6 +185,11 @@ def test_a_server_that_does_not_answer_is_an_error_unless_it_is_not_wanted(confi
     assert "does not answer" in errors
     assert "--no-server" in errors
     assert terminal("build", config, "--no-server")[0] == 0
+
+
+def test_groups_without_a_server_say_what_is_missing(config, terminal):
+    settings = ("--set", "runner=groups", "--set", "groups.threshold=1")
+    assert "runner: groups needs a Prefect server" in terminal.errors("build", config, *settings, status=1)
 
 
 class Locked(BaseHTTPRequestHandler):
