@@ -13,9 +13,8 @@ from typing import Any
 import requests
 
 from tests.prefect_database import put_empty_database
-from tests.processes import DEADLINE, answers, family, free_port, kill, until
+from tests.processes import DEADLINE, ROOT, answers, family, free_port, kill, until
 
-ROOT = Path(__file__).parents[2]
 ENDED = {"COMPLETED", "FAILED", "CRASHED", "CANCELLED", "PAUSED"}
 
 Process = subprocess.Popen[str]

@@ -62,30 +62,14 @@ def test_10_mb_without_a_space_take_bounded_memory_and_time(tmp_path, vocabulari
     assert done.peak_bytes < 2e9
 
 
-@pytest.fixture
-def long_line(tmp_path: Path) -> Path:
-    """A short line, and one of 2 GB without an end."""
+def test_a_line_of_2_gb_is_a_clear_error_in_little_memory(tmp_path):
+    """test_a_line_over_the_cap_is_not_held_in_memory skips one of 32 MB."""
     path = tmp_path / "line.jsonl"
     with path.open("wb") as file:
         file.write(b'{"text": "first"}\n{"text": "')
         file.truncate(2 << 30)  # a hole: zero bytes up to the end
-    return path
-
-
-def test_a_line_of_2_gb_is_a_clear_error_in_little_memory(tmp_path, long_line):
-    done = build(tmp_path, long_line)
+    done = build(tmp_path, path)
     assert done.status == 1
     assert "line.jsonl, line 2 (row 1)" in done.stderr
     assert "documents.max_bytes" in done.stderr
-    assert done.peak_bytes < 1.5e9
-
-
-@pytest.mark.nightly  # test_a_line_over_the_cap_is_not_held_in_memory has it with 32 MB
-def test_a_line_of_2_gb_can_be_skipped(tmp_path, long_line):
-    with long_line.open("ab") as file:
-        file.write(b'"}\n{"text": "last"}\n')
-    done = build(tmp_path, long_line, documents={"on_bad": "skip"}, slice_bytes=2**31)
-    assert done.status == 0, done.stderr
-    documents = flat_tokens.open(tmp_path / "out").manifest["totals"]["documents"]
-    assert (documents["read"], documents["written"], documents["skipped"]) == (3, 2, {"too_long": 1})
     assert done.peak_bytes < 1.5e9

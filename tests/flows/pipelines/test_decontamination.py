@@ -81,13 +81,18 @@ def test_builds_have_what_a_naive_program_leaves_with_threads_and_through_groups
     texts = documents(60)
     for number in range(3):
         put(tmp_path / f"in/part-{number}.jsonl", texts[number * 20 : number * 20 + 20])
-    results = [built(settings(tmp_path, f"out{n}", action, slice_bytes=1500), n) for n in (4, None)]
+    # Ranges of a file with threads, and runs of files through groups.
+    results = [built(settings(tmp_path, f"out{n}", action, slice_bytes=size), n) for n, size in ((4, 1500), (None, 10**6))]
     assert same_bytes(*results)
     found = naive(texts)
     assert 5 < sum(map(bool, found)) < 40
     totals = results[0].totals["documents"]
     assert totals["matches"] == {f"decontaminate.{name}": sum(name in of for of in found) for name in ("exam", "law")}
     assert totals["by_source"][0]["matches"] == totals["matches"]
+    (exam, law) = (totals["examples"][f"decontaminate.{name}"] for name in ("exam", "law"))
+    rows = [i for i, of in enumerate(found) if "exam" in of][:3]
+    assert [(one["file"], one["row"]) for one in exam] == [(f"part-{i // 20}.jsonl", i % 20) for i in rows]
+    assert (exam[0]["question"], len(exam[0]), len(law)) == (0, 3, 3)
     docs = [one for docs in held(results[0].path).values() for one in docs]
     written = sorted(one.text for one in docs)
     if action == "drop":
@@ -103,19 +108,6 @@ def test_builds_have_what_a_naive_program_leaves_with_threads_and_through_groups
     if action == "span":
         assert totals["replaced"]["decontaminate.changed"] + totals["skipped"].get("decontaminate.exam", 0) >= 10
         assert not any(map(bool, naive(written)))
-
-
-def test_examples_say_file_row_and_question(tmp_path):
-    texts = documents(60)
-    for number in range(4):
-        put(tmp_path / f"in/part-{number}.jsonl", texts[number * 15 : number * 15 + 15])
-    for slice_bytes in (300, 10**6):  # ranges of a file, and runs of files
-        result = build_here(settings(tmp_path, f"out{slice_bytes}", slice_bytes=slice_bytes))
-        (exam, law) = (result.totals["documents"]["examples"][f"decontaminate.{name}"] for name in ("exam", "law"))
-        rows = [i for i, of in enumerate(naive(texts)) if "exam" in of][:3]
-        assert [(one["file"], one["row"]) for one in exam] == [(f"part-{i // 15}.jsonl", i % 15) for i in rows]
-        assert (exam[0]["question"], len(exam[0])) == (0, 3)
-        assert len(law) == 3
 
 
 def test_a_changed_set_is_another_version_and_an_equal_one_in_another_file_is_not(tmp_path):

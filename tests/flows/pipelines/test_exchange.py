@@ -62,30 +62,23 @@ def test_an_import_gives_back_what_was_exported(tmp_path, format, train, validat
     assert result.totals["documents"]["read"] == len(train) + len(validation)
 
 
-def test_validation_is_drawn_by_key_on_request(tmp_path):
-    """Whatever splits the files have."""
+def test_a_second_import_does_nothing_and_a_third_reads_only_what_is_new_to_it(tmp_path):
+    """That one draws validation by key, whatever splits the files have."""
     sequences = [[i, i + 1] for i in range(60)]
     export_here(write_sequences(tmp_path / "dataset", sequences[:50], sequences[50:]), tmp_path / "web")
-    import_here(tmp_path / "web", tmp_path / "back", validation_fraction=0.3, split_seed=2)
-    found = read_docs(tmp_path / "back")
-    drawn = SplitRule(fraction=0.3, seed=2).numbers(np.array(keys(sequences), np.uint64))
-    assert [list(doc.ids) for doc in found["validation"]] == [
-        ids for ids, is_drawn in zip(sequences, drawn, strict=True) if is_drawn
-    ]
-    assert sorted(list(doc.ids) for docs in found.values() for doc in docs) == sequences
-    assert 5 < len(found["validation"]) < 35
-
-
-def test_a_second_import_does_nothing_and_a_third_reads_only_what_is_new_to_it(tmp_path):
-    export_here(write_sequences(tmp_path / "dataset", [[i] * 9 for i in range(30)]), tmp_path / "web")
     first = import_here(tmp_path / "web", tmp_path / "back", workers=1)
     assert first.parts > 3
     again = import_here(tmp_path / "web", tmp_path / "back")
     assert (again.was_published, again.version, again.sequence) == (True, first.version, 1)
-    third = import_here(tmp_path / "web", tmp_path / "back", validation_fraction=0.5)
+    third = import_here(tmp_path / "web", tmp_path / "back", validation_fraction=0.3, split_seed=2)
     assert (third.parts_reused, third.sequence) == (third.parts, 2)
     elsewhere = import_here(tmp_path / "web", tmp_path / "elsewhere", workers=4)
     assert digests(Path(elsewhere.path)) == digests(Path(first.path))
+    found = {name: [list(doc.ids) for doc in docs] for name, docs in read_docs(tmp_path / "back").items()}
+    drawn = SplitRule(fraction=0.3, seed=2).numbers(np.array(keys(sequences), np.uint64))
+    assert found["validation"] == [ids for ids, is_drawn in zip(sequences, drawn, strict=True) if is_drawn]
+    assert found["train"] == [ids for ids in sequences if ids not in found["validation"]]
+    assert 5 < len(found["validation"]) < 35
 
 
 def test_imports_that_cannot_be_meant_are_refused(tmp_path):

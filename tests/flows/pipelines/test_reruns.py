@@ -29,16 +29,16 @@ from tests.faults.support import (
     refresh_here,
     retokenize_here,
     same_bytes,
+    settings_of,
     write_notes,
 )
 from tests.flat_tokens.demo import TOKENIZER
 from tests.flows.test_stores import s3  # noqa: F401  a fixture
 from tests.made import read_docs
+from tests.processes import ROOT
 from tests.refusal import refusal
 from tests.sources import write_rows
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a fixture
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -60,9 +60,7 @@ def settings(tmp_path: Path) -> Settings:
     """A directory of three files, each a slice; half of the documents validation."""
     for name in ("a", "b", "c"):
         write_notes(tmp_path / "in" / f"{name}.jsonl", 20)
-    source = {"name": "notes", "path": str(tmp_path / "in"), "id_column": "id"}
-    common = {"tokenizer": "bytes", "validation_fraction": 0.5, "slice_bytes": 10_000}
-    return {"output": str(tmp_path / "out"), "sources": [source], **common}
+    return settings_of(tmp_path / "out", tmp_path / "in", of_sources={"name": "notes"}, slice_bytes=10_000)
 
 
 def changed_files(refreshed: RefreshResult) -> list[tuple[str, str]]:
@@ -218,8 +216,7 @@ def notes(*texts: str) -> str:
 def hub_settings(tmp_path: Path) -> Settings:
     """A dataset of the hub, whose files are a slice each."""
     source = {"name": "hub", "hub": {"path": "org/notes"}, "id_column": "id"}
-    common = {"tokenizer": "bytes", "validation_fraction": 0.5, "slice_bytes": 100}
-    return {"output": str(tmp_path / "out"), "sources": [source], **common}
+    return {**settings_of(tmp_path / "out", slice_bytes=100), "sources": [source]}
 
 
 def test_a_hub_revision_that_moves_is_a_new_version(stand_in_hub, tmp_path, tokenized):

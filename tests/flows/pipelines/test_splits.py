@@ -90,6 +90,9 @@ def test_documents_go_where_a_naive_program_puts_them(tmp_path, by):
     assert placed(result.path, rows) == wanted
     assert result.equal_texts_apart == (None if by == "text" else apart(wanted))
     assert result.slices > 3
+    untold = told(tmp_path / "untold", tmp_path / "a.jsonl")  # who speaks of no split does not have equal texts looked for
+    del untold["test_fraction"]
+    assert build_here(untold).equal_texts_apart is None
 
 
 @pytest.mark.parametrize("by", first_fast(["key", "cluster", "domain", "text"], every=2))
@@ -171,10 +174,3 @@ def test_numbers_are_the_same_value_whatever_their_kind(tmp_path):
     made = build_here(told(tmp_path / "out", *paths, keep=["n"], split={"by": "n"}))
     splits = {place: split for place, (split, _) in by_place(made.path).items()}
     assert [splits[0, row] for row in range(40)] == [splits[1, row] for row in range(40)]
-
-
-def test_equal_texts_are_not_looked_for_unless_a_configuration_speaks_of_splits(tmp_path):
-    settings = told(tmp_path / "out", write_rows(tmp_path / "a.jsonl", rows_of(24)))
-    del settings["test_fraction"]
-    assert build_here(settings).equal_texts_apart is None
-    assert build_here({**settings, "output": str(tmp_path / "other"), "split": {"by": "key"}}).equal_texts_apart is not None

@@ -1,7 +1,5 @@
 """A whole corpus in one process: what goes in comes out, whatever the number of workers and the size of slices."""
 
-import shutil
-
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -9,7 +7,7 @@ import pytest
 import flat_tokens
 from flat_tokens.arrays.opening import open_array
 from tests.examples import first_fast
-from tests.faults.support import build_here, same_bytes
+from tests.faults.support import build_here, same_bytes, settings_of
 
 
 @pytest.mark.slow
@@ -21,12 +19,8 @@ def test_every_sequence_of_the_corpus_is_tiktokens(tmp_path, corpus, vocabularie
     import tiktoken
 
     paths = sorted(corpus.iterdir())[:files]
-    (tmp_path / "in").mkdir()
-    for path in paths:
-        shutil.copy(path, tmp_path / "in")
-    settings = {"source": {"path": str(tmp_path / "in"), "id_column": "id"}, "tokenizer": name}
     results = [
-        build_here({**settings, "output": str(tmp_path / str(n)), "slice_bytes": size}, n)
+        build_here(settings_of(tmp_path / str(n), *paths, slice_bytes=size) | {"tokenizer": name}, n)
         for n, size in ((1, 128_000_000), (2, 8_000_000), (4, 3_000_000))
     ]
     assert same_bytes(*results)

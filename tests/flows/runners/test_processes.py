@@ -1,7 +1,5 @@
 """Builds on processes of one machine: the bytes of a build on threads, its progress, its log lines, and its errors."""
 
-import json
-import os
 import subprocess
 import sys
 import threading
@@ -24,7 +22,7 @@ from tasks.shards.writers import stream_staged
 from tasks.tokenize import engines
 from tests.examples import first_fast
 from tests.faults.support import build_here, receipts, same_bytes, settings_of, staged, write_notes
-from tests.processes import ROOT, family, until
+from tests.processes import ROOT, family, python, until
 
 T = TypeVar("T")
 
@@ -157,7 +155,7 @@ processes.WORKERS_OF_A_PROCESS = 1
 processes.SMALL_BYTES = 0
 
 def strike():
-    while not (found := [pid for pid in family(os.getpid()) if b"spawn_main" in commandline(pid)]):
+    while not (found := [pid for pid in family(os.getpid())[1:] if b"spawn_main" in commandline(pid)]):
         time.sleep(0.01)
     os.kill(found[0], signal.SIGKILL)
 
@@ -191,30 +189,17 @@ if __name__ == "__main__":
 """
 
 
-def run(program: str, path: Path, *arguments: str) -> subprocess.Popen[str]:
-    path.write_text(program)  # a process that is spawned reads the program again
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        [sys.executable, str(path), *arguments],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 @pytest.mark.slow
 def test_a_killed_process_is_an_error_and_the_build_goes_on_when_run_again(tmp_path, notes):
     config = config_of(tmp_path / "out", notes, workers=2)
-    out, errors = run(KILLS_ONE, tmp_path / "kills.py", json.dumps(config.model_dump(mode="json"))).communicate(timeout=120)
-    assert "of 2 processes was killed" in out, errors
+    done = python("-c", KILLS_ONE, config.model_dump_json())
+    assert "of 2 processes was killed" in done.stdout, done.stderr
     assert same_bytes(build_here(config), build_here(config_of(tmp_path / "other", notes)))
 
 
 @pytest.mark.slow
-def test_processes_end_with_the_one_that_started_them(tmp_path):
-    parent = run(WAITS, tmp_path / "waits.py")
+def test_processes_end_with_the_one_that_started_them():
+    parent = subprocess.Popen([sys.executable, "-c", WAITS], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert parent.stdout.readline() == "under way\n"
     children = [pid for pid in family(parent.pid) if pid != parent.pid]
     assert len(children) >= 2

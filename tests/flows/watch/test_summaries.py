@@ -31,6 +31,7 @@ from tests.flows.watch.test_page import STATUS, run, version
 from tests.flows.watch.test_progress import config
 from tests.made import docs_of, publish_docs
 from tests.processes import until
+from tests.refusal import refusal
 
 TOTALS = {
     "train": {"seq_count": 1990, "token_count": 999_000, "max_token_id": 50_255},
@@ -205,61 +206,57 @@ def made_of(location: Path) -> list[str]:
     return sorted(one["prefect.resource.id"] for one in until(last)["related"] if one["prefect.resource.role"] == "asset")
 
 
+def check_watched(name: str, tags: list[str], stages: dict[str, str], summary: str, words: str, *assets: Path) -> None:
+    """The server has a run: what its progress says at the end, *words* of its summary, and an asset with what it was made of."""
+    seen = Seen(*tags, name=name)
+    assert seen.shares == dict.fromkeys(stages, 100.0)
+    assert {stage: text[: len(stages[stage])] for stage, (_, text) in seen.progress.items()} == stages
+    assert words in seen.texts[summary]
+    if assets:
+        assert made_of(assets[0]) == [f"file://{path}" for path in assets[1:]]
+
+
 @on_prefect_server
-def test_an_export_and_an_import_can_be_watched(datasets, tmp_path):
-    a, _ = datasets
-    files, back = tmp_path / "files", tmp_path / "back"
+def test_operations_on_datasets_can_be_watched(datasets, tmp_path):
+    a, b = datasets
+    files, back, out = (tmp_path / name for name in ("files", "back", "out"))
     export_dataset(str(a), str(files), "megatron")
-    seen = Seen("dataset:a-texts", "format:megatron", name=f"export {a} to megatron")
-    done, description = seen.progress["a-texts-export"]
-    assert (done, description[:24]) == (100.0, "Done: 4 tokens, 16 B at ")
-    assert "| train | 2 | 3 |" in seen.texts["a-texts-export-summary"]
-    assert made_of(files) == [f"file://{a}"]
+    tags, said = ["dataset:a-texts", "format:megatron"], {"a-texts-export": "Done: 4 tokens, 16 B at "}
+    check_watched(f"export {a} to megatron", tags, said, "a-texts-export-summary", "| train | 2 | 3 |", files, a)
 
     import_dataset(ImportRequest(path=str(files), output=str(back), name="again", tokenizer={"name": "bytes"}))
-    seen = Seen("dataset:again", "tokenizer:bytes", name=f"import {files}")
-    assert seen.shares == dict.fromkeys(["again-examine", "again-import", "again-split"], 100.0)
     size = sum(path.stat().st_size for path in files.iterdir() if path.is_file())
-    assert seen.progress["again-examine"][1].startswith(f"Done: {size} B at ")
-    assert seen.progress["again-import"][1].startswith("Done: 3 documents, 4 tokens, 16 B at ")
-    assert "- `train.bin`, " in seen.texts["again-import-summary"]
-    assert made_of(back) == [f"file://{files}"]
+    said = {
+        "again-examine": f"Done: {size} B at ",
+        "again-import": "Done: 3 documents, 4 tokens, 16 B at ",
+        "again-split": "Done: ",
+    }
+    check_watched(
+        f"import {files}", ["dataset:again", "tokenizer:bytes"], said, "again-import-summary", "- `train.bin`, ", back, files
+    )
 
-
-@on_prefect_server
-def test_an_operation_on_datasets_can_be_watched(datasets, tmp_path):
-    a, b = datasets
-    out = tmp_path / "out"
     merged = derive_dataset(DeriveRequest(operation=Merge(), inputs=(str(a), str(b)), output=str(out), name="both"))
     tasks = {name: state for name, state in task_runs(f"merge into {out}").items() if not name.startswith("publish ")}
     assert {name.split(" ")[0] for name in tasks} == {"examine", "count", "split", "finalize"}
     assert {f"examine {a}", "split train tokens 0 to 6", f"finalize {merged.version}"} <= set(tasks)
     assert set(tasks.values()) == {"Completed"}
-    seen = Seen("dataset:both", "dataset:a-texts", "dataset:b-texts", name=f"merge into {out}")
-    assert seen.shares == {"both-count": 100.0, "both-split": 100.0}
-    assert seen.progress["both-count"][1].startswith("Done: 5 documents, 160 B at ")
-    assert seen.progress["both-split"][1].startswith("Done: 28 B at ")
-    assert "Merge of:" in seen.texts["both-merge-summary"]
-    assert made_of(out) == [f"file://{a}", f"file://{b}"]
+    tags = ["dataset:both", "dataset:a-texts", "dataset:b-texts"]
+    said = {"both-count": "Done: 5 documents, 160 B at ", "both-split": "Done: 28 B at "}
+    check_watched(f"merge into {out}", tags, said, "both-merge-summary", "Merge of:", out, a, b)
+
+    assert verify_dataset(str(a), "full")["object_count"] > 0
+    said = {"a-texts-verify": "Done: "}
+    check_watched(f"verify {a}", ["dataset:a-texts"], said, "a-texts-verify-summary", "is what it says, checked byte by byte")
 
 
 @on_prefect_server
-def test_a_check_can_be_watched(datasets):
-    """Also one that finds faults, whose run fails once, with a message of one line that names all of them."""
-    a, b = datasets
-    found = verify_dataset(str(a), "full")
-    seen = Seen("dataset:a-texts", name=f"verify {a}")
-    assert (found["object_count"] > 0, seen.progress["a-texts-verify"][0]) == (True, 100.0)
-    assert "is what it says, checked byte by byte" in seen.texts["a-texts-verify-summary"]
-
+def test_a_check_that_finds_faults_fails_once_with_a_message_of_one_line(datasets):
+    """It names all of them."""
+    _, b = datasets
     (version,) = (b / "versions").iterdir()
     for path in (version / "train/encoded_tokens/c/0", version / "documents/train/key/c/0"):
-        data = bytearray(path.read_bytes())
-        data[0] ^= 1
-        path.write_bytes(data)
-    with pytest.raises(
-        DamagedError, match=r"3 faults: documents/train/key/c/0 has blake3 .*; train/encoded_tokens/c/0 has blake3"
-    ):
+        path.write_bytes(bytes(len(path.read_bytes())))
+    with refusal(r"3 faults: documents/train/key/c/0 has blake3 .*; train/encoded_tokens/c/0 has blake3", DamagedError):
         verify_dataset(str(b), "full")
     seen = Seen("dataset:b-texts", name=f"verify {b}")
     assert (seen.run["state_type"], seen.run["run_count"]) == ("FAILED", 1)

@@ -51,11 +51,9 @@ def test_it_is_one_line_at_any_width(columns, shown):
 
 
 def test_counts_give_way_to_the_bar_the_documents_first():
-    kinds = {columns: [kind for kind, _ in fitting(MIDWAY, "web", columns)] for columns in (45, 65, 80, 140)}
-    assert kinds[45] == ["name", "stage", "bar", "share", "left"]
-    assert kinds[65] == ["name", "stage", "bar", "share", "count", "left"]
-    assert kinds[80] == ["name", "stage", "bar", "share", "count", "count", "left"]
-    assert kinds[140] == ["name", "stage", "bar", "share", "count", "count", "count", "left"]
+    for columns, counts in ((45, 0), (65, 1), (80, 2), (140, 3)):
+        kinds = [kind for kind, _ in fitting(MIDWAY, "web", columns)]
+        assert kinds == ["name", "stage", "bar", "share", *["count"] * counts, "left"]
     assert "300,000,000 tokens" in dict(fitting(MIDWAY, "web", 80)[:5]).values()
     (full,) = (text for kind, text in fitting(MIDWAY._replace(done=Done(4_000_000_000)), "web", 140) if kind == "bar")
     assert set(full) <= {"█", "#"}
