@@ -306,7 +306,7 @@ def test_a_build_from_a_terminal_reports_to_it_by_the_line_that_it_printed(servi
         for words in (command, alone)
     )
     assert done.returncode == 0, done.stderr
-    assert [run["state_type"] for run in service.runs("dataset:typed")] == ["COMPLETED"]
+    assert [run["state_type"] for run in service.runs("flat-tokens", "dataset:typed")] == ["COMPLETED"]
     assert failed.returncode != 0
     assert "PREFECT_API_AUTH_STRING" in failed.stderr
 

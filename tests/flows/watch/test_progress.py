@@ -1,6 +1,5 @@
 """What people see of a run while it is under way: progress that moves, log lines, tags; none of it from what is not there."""
 
-import argparse
 import errno
 import logging
 from collections import Counter
@@ -12,12 +11,10 @@ import pytest
 import yaml
 from prefect import flow
 from prefect.client.schemas.objects import FlowRun
-from prefect.settings import PREFECT_API_URL
 
 from flat_tokens import CheckProgress
 from flat_tokens.manifest import SPLITS
 from flows.build import build_dataset
-from flows.commands.build import run_build
 from flows.watch.progress import (
     counted_stage,
     dataset_name,
@@ -177,22 +174,6 @@ def test_every_stage_is_an_artifact_that_moves(monkeypatch):
     assert seen.progress["seen-by-people-tokenize"][1].startswith("Done: 9 documents, 120 tokens, 1.0 kB at ")
     assert seen.progress["seen-by-people-export"][1].startswith("Done: 5 tokens, 20 B at ")
     assert seen.progress["second-verify"][1] == "Done: there was nothing to do"
-
-
-@on_prefect_server
-def test_runs_of_the_command_line_are_looked_after_as_those_of_deployments(monkeypatch, tmp_path):
-    """Automations know them by their tag, and by heartbeats."""
-    monkeypatch.setenv("PREFECT_API_URL", str(PREFECT_API_URL.value()))
-    notes = of_notes(tmp_path, "by-hand", "a note")
-    (tmp_path / "notes.yaml").write_text(notes.model_dump_json(exclude_unset=True))  # JSON is YAML
-    options = argparse.Namespace(
-        config=tmp_path / "notes.yaml", set=[], no_server=False, quiet=True, json=True, publish_anyway=None
-    )
-    run_build(options)
-    run = Seen("flat-tokens", "dataset:by-hand").run
-    wanted = {"event": {"name": ["prefect.flow-run.heartbeat"]}, "related": {"id": ["prefect.tag.flat-tokens"]}}
-    beats = until(lambda: ask("/events/filter", filter=wanted, limit=50)["events"])
-    assert f"prefect.flow-run.{run['id']}" in [beat["resource"]["prefect.resource.id"] for beat in beats]
 
 
 @on_prefect_server
