@@ -4,9 +4,7 @@ import hashlib
 import itertools
 import json
 import uuid
-from collections.abc import Iterator, Sequence
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from tests.processes import serving
 from tests.refusal import refusal
 from tests.sources import write_rows
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401
+from tests.tasks.download.test_fetch import Server
 
 QUESTIONS = ["How many little boats are there in the old harbour of the town?", "What is it?"]
 
@@ -47,16 +46,6 @@ def pinned(tmp_path: Path, *against: Any, **options: Any) -> list[dict[str, Any]
 
 def put(path: Path, questions: Sequence[str], column: str = "text") -> Path:
     return write_rows(path, [{"id": f"q{i}", column: question} for i, question in enumerate(questions)])
-
-
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[str]:
-    """The URL of a directory."""
-    (tmp_path / "www").mkdir()
-
-    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "www"))
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as url:
-        yield url
 
 
 def test_a_set_is_named_by_a_path_or_by_settings():
@@ -118,17 +107,19 @@ def test_the_digest_is_that_of_the_texts_in_any_format(tmp_path, name):
     assert [data[a:b].tobytes().decode() for a, b in itertools.pairwise(offsets)] == QUESTIONS
 
 
-def test_sets_are_read_as_sources_are(tmp_path, served, stand_in_hub):
+def test_sets_are_read_as_sources_are(tmp_path, stand_in_hub):
     """Also from several files. Questions without text are none."""
-    local = put(tmp_path / "www/x.jsonl", QUESTIONS)
+    local = put(tmp_path / "x.jsonl", QUESTIONS)
     place = Store.at(f"memory://{uuid.uuid4().hex}")
     place.put("x.jsonl", local.read_bytes())
     stand_in_hub.commit("org/name", {"data/test-00000-of-00001.jsonl": local.read_bytes()})
     put(tmp_path / "in/b.jsonl", QUESTIONS[1:])
-    (tmp_path / "in/a.jsonl").write_text(json.dumps({"text": QUESTIONS[0]}) + "\n" + json.dumps({"text": None}) + "\n")
-    sets = [{"path": str(tmp_path / "in"), "name": "x"}, str(local), f"{served}/x.jsonl", f"{place.url}/x.jsonl"]
+    write_rows(tmp_path / "in/a.jsonl", [{"text": QUESTIONS[0]}, {"text": None}])
+    sets = [{"path": str(tmp_path / "in"), "name": "x"}, str(local), f"{place.url}/x.jsonl"]
     sets.append({"hub": {"path": "org/name", "split": "test"}, "name": "x"})
-    assert len({json.dumps(pinned(tmp_path, one)) for one in sets}) == 1
+    with serving(server := Server()) as url:
+        server.body = local.read_bytes()
+        assert len({json.dumps(pinned(tmp_path, one)) for one in (*sets, f"{url}/x.jsonl")}) == 1
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import contextlib
 import gzip
 import json
 import re
-import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -33,10 +32,11 @@ from tasks.download.sources import NoRoomError, resolve_source
 from tasks.models import Slice
 from tasks.output.leases import Workspace
 from tests.faults.stores import BUCKETS, Bucket
-from tests.flows.runners.test_work_pool import served
+from tests.processes import serving
 from tests.refusal import refusal
 from tests.sources import write_arrow, write_rows
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a fixture
+from tests.tasks.download.test_fetch import Server
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body")  # by gcsfs
 GS, AZURE = (pytest.param(protocol, "", marks=pytest.mark.slow) for protocol in ("gs", "abfs"))
@@ -269,14 +269,13 @@ def test_a_slice_that_waits_for_room_is_not_waited_for(tmp_path, bucket, monkeyp
 
 def test_files_of_a_server_that_sends_no_ranges_are_fetched_as_a_whole(tmp_path):
     """``plan`` names it, and they take room as others do."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     write(tmp_path / "w.parquet", wide())
-    size = (tmp_path / "w.parquet").stat().st_size
-    with served(tmp_path, port):
-        config = settings(tmp_path / "out", f"http://127.0.0.1:{port}/w.parquet", scratch_bytes=size + 99)
+    with serving(server := Server()) as url:
+        server.body, server.with_ranges = (tmp_path / "w.parquet").read_bytes(), False
+        size = len(server.body)
+        config = settings(tmp_path / "out", f"{url}/w.parquet", scratch_bytes=size + 99)
         forecast = "".join(plan_text(plan(config)))
-        assert f"http://127.0.0.1:{port} sends no ranges or no strong ETags: its files are fetched as a whole" in forecast
+        assert f"{url} sends no ranges or no strong ETags: its files are fetched as a whole" in forecast
         assert len(built(config)[1]) == ROWS
     assert [path.stat().st_size for path in left_in(config) if path.suffix == ".raw"] == [size]
 
