@@ -36,7 +36,7 @@ SHARD_KEY = re.compile(r"[0-9a-f]{64}")
 HELD = "a version holds its tokens"
 READERS = 16
 SOURCES = TypeAdapter(tuple[Source, ...])
-ALWAYS = datetime.max.replace(tzinfo=UTC)
+NEVER, ALWAYS = (at.replace(tzinfo=UTC) for at in (datetime.min, datetime.max))
 
 Kind = Literal[
     "version",
@@ -331,7 +331,7 @@ def unneeded(root: Store, kept: list[Version], going: list[Version], policy: Pol
     sets = (f"{paths.SETS}/{name}" for name in names_of(root, paths.SETS))
     yield from _written_before(root, sets, limit, "file", "an evaluation set, which the next build reads again")
     damaged = (f"{paths.QUARANTINE}/{name}" for name in names_of(root, paths.QUARANTINE) if name != ".lock")
-    yield from _written_before(root, damaged, limit, "quarantine", "damaged, and rebuilt")
+    yield from _unwritten_since(root, damaged, limit, "quarantine", "damaged, and rebuilt")
     probes = (name for name in names_of(root, "") if name == paths.PROBE or name.startswith(f"{paths.PROBE}-"))
     yield from _written_before(root, probes, ALWAYS, "staging", "its process is gone")
     yield from _stale_records(root, {version.version for version in going}, limit)
@@ -369,22 +369,20 @@ def _unneeded_files(root: Store, kept: list[Version], limit: datetime) -> Iterat
             yield from _written_before(root, [key], limit, "file", "no kept version was made of it")
 
 
-def _unwritten_since(root: Store, names: Iterable[str], limit: datetime, kind: Kind, why: str) -> Iterator[Garbage]:
-    """The directories *names* below the output in which nothing was written since *limit*."""
+def _unwritten_since(
+    root: Store, names: Iterable[str], limit: datetime, kind: Kind, why: str, unknown: datetime = NEVER
+) -> Iterator[Garbage]:
+    """The objects and directories *names* below the output in which nothing was written since *limit*. *unknown*: a time for one
+    that has none, as it is empty or has just gone.
+    """
     for name in names:
         size, newest = _size(root, name)
-        if newest is None or newest < limit:
+        if (newest or unknown) < limit:
             yield Garbage(kind=kind, name=name, byte_count=size, why=why)
 
 
-def _written_before(root: Store, keys: Iterable[str], limit: datetime, kind: Kind, why: str) -> Iterator[Garbage]:
-    """The *keys* that were last written before *limit*. One without a known time, or that has just gone, was not."""
-    for key in keys:
-        at = None
-        with suppress(FileNotFoundError):
-            at = changed_at(root.info(key))
-        if at is not None and at < limit:
-            yield Garbage(kind=kind, name=key, byte_count=_size(root, key)[0], why=why)
+_written_before = functools.partial(_unwritten_since, unknown=ALWAYS)
+"""The same of objects: one without a known time was written after any limit."""
 
 
 def _unneeded_shards(root: Store, kept: list[Version], limit: datetime) -> Iterator[Garbage]:
@@ -393,11 +391,8 @@ def _unneeded_shards(root: Store, kept: list[Version], limit: datetime) -> Itera
     held = {shard.key for index in indexes for shard in index.published}
 
     def judge(key: str) -> Garbage | None:
-        size, newest = _size(root, shard_key(key))
-        if key not in held and newest is not None and newest >= limit:
-            return None
-        why = HELD if key in held else "no build went on with it"
-        return Garbage(kind="shard", name=shard_key(key), byte_count=size, why=why)
+        before, why = (ALWAYS, HELD) if key in held else (limit, "no build went on with it")
+        return next(_unwritten_since(root, [shard_key(key)], before, "shard", why), None)
 
     with ThreadPoolExecutor(READERS) as pool:
         yield from filter(None, pool.map(judge, stored_shards(root)))
