@@ -193,9 +193,12 @@ def test_what_was_trained_before_is_not_trained_again(home, tmp_path, monkeypatc
 
 
 def test_after_a_kill_no_vocabulary_is_half(published, tmp_path, monkeypatch):
-    """Whatever was written is used; the same command writes the rest, and the bytes are those of a training without a kill."""
+    """Whatever was written is used; the same command writes the rest, and the bytes are those of a training without a kill. What
+    is half written is removed, another file is not.
+    """
     request, put = request_of(280, 300), Store.put
     on_version(published, request, tmp_path / "whole")
+    (tmp_path / "whole/notes-280/.mine.part").write_bytes(b"")
     for writes in range(4):
         to, left = tmp_path / f"killed-{writes}", iter(range(writes))
 
@@ -210,18 +213,11 @@ def test_after_a_kill_no_vocabulary_is_half(published, tmp_path, monkeypatch):
                 on_version(published, request, to)
         for found in to.rglob("tokenizer.json"):
             training.read(str(found.parent))
+        for left_half in (".tokenizer.json.0123abcd.part", ".mine.part"):
+            (to / "notes-280").mkdir(exist_ok=True, parents=True)
+            (to / "notes-280" / left_half).write_bytes(b"")
         on_version(published, request, to)
         assert digests(to) == digests(tmp_path / "whole")
-
-
-def test_what_a_kill_left_half_written_is_removed(published, tmp_path):
-    left = tmp_path / "to/notes-280/.tokenizer.json.0123abcd.part"
-    left.parent.mkdir(parents=True)
-    left.write_bytes(b"{")
-    (other := left.with_name(".mine.part")).write_bytes(b"")
-    on_version(published, request_of(280), tmp_path / "to")
-    assert not left.exists()
-    assert other.exists()
 
 
 def test_roots_bind_where_vocabularies_are_written(published, tmp_path, monkeypatch):

@@ -271,13 +271,10 @@ def test_steps_are_an_ingredient_of_slices_and_segments(steps):
         checked(one, steps=())
 
 
-def test_keys_without_steps_are_what_they_were():
+def test_keys_are_what_they_were_while_the_formats_semantics_are(monkeypatch):
     """The literals were made by the release before there were steps."""
     assert RECIPE.key(PART) == "fa915e9dfe165c9c6f7f683db4a8084b291be05c83dc96090c111aeb1b8c7241"
     assert RECIPE.of_segments(PART).decode() == "60af61cb2a2f68215e29e77e0d060d0459c84e18f2c34f3056dce734e9928fdb"
-
-
-def test_the_formats_semantics_are_an_ingredient(monkeypatch):
     before = RECIPE.key(PART)
     monkeypatch.setattr(tasks.shards.recipe, "FORMAT_SEMANTICS", "next")
     assert RECIPE.key(PART) != before

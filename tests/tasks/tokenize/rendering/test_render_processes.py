@@ -169,24 +169,9 @@ def test_templates_render_what_jinja_renders(size):
     assert outcomes(renderers(source)(talks("end"))) == [jinja2.Environment().from_string(source).render(messages=messages)]
 
 
-@pytest.mark.parametrize(
-    ("template", "told"),
-    [
-        ("{% if %}", "it is not one: Expected an expression"),
-        ("{% for i in messages %}", "it is not one: Unexpected end of template"),
-        ("{{ x|nothing }}", "it is not one: No filter named 'nothing'"),
-        ("{{ messages|random }}", "it uses 'random', which gives something else each time"),
-        ("{{" + "(" * 500 + "1" + ")" * 500 + "}}", "it is not one: maximum recursion depth"),
-        ("{% for i in [] %}" * 25 + "{% endfor %}" * 25, "it is not one: too many statically nested blocks"),
-        ("{{ strftime_now('%Y') }}", r"the chat template asks for the day. Set source.chat_date"),
-    ],
-)
-def test_what_is_no_template_is_said_before_any_conversation(template, told):
-    with refusal(told):
-        renderers(template, day=None)
-
-
-def test_why_a_template_is_slow_is_known_before_any_conversation():
+def test_a_template_is_tried_and_why_it_is_slow_is_known_before_any_conversation():
+    with refusal(r"the chat template asks for the day. Set source.chat_date"):
+        renderers("{{ strftime_now('%Y') }}", day=None)
     assert renderers(ALL).why_slow is None
     assert renderers("{% for m in messages[::-1] %}{{ m.content }}{% endfor %}").why_slow is None
     changed = (

@@ -63,10 +63,21 @@ def test_nothing_with_an_address_becomes_text(expression):
         renderer(ALL + "{{ " + expression + " }}")(user("x"))
 
 
-@pytest.mark.parametrize("expression", ["messages|random", "['a']|random", "lipsum()", "lipsum(1)|upper"])
-def test_functions_that_give_something_else_each_time_are_refused(expression):
-    with refusal("which gives something else each time", NotATemplateError):
-        renderer(ALL + "{{ " + expression + " }}")
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        ("{% if %}", "Expected an expression"),
+        ("{% for i in messages %}", "Unexpected end of template"),
+        ("{{ x|nothing }}", "No filter named 'nothing'"),
+        ("{{ messages|random }}", "it uses 'random', which gives something else each time"),
+        ("{{ lipsum(1)|upper }}", "it uses 'lipsum', which gives something else each time"),
+        ("{{" + "(" * 500 + "1" + ")" * 500 + "}}", "maximum recursion depth"),
+        ("{% for i in [] %}" * 25 + "{% endfor %}" * 25, "too many statically nested blocks"),
+    ],
+)
+def test_what_is_no_template_is_refused(template, told):
+    with refusal(f"it is not one: {told}", NotATemplateError):
+        renderer(template)
 
 
 def test_functions_are_of_use_all_the_same():
