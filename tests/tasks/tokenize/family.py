@@ -2,6 +2,7 @@
 and texts for each of them.
 """
 
+import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,9 @@ from functools import cached_property, partial
 from itertools import count
 from typing import Any
 
-from flat_tokens.vocabulary import byte_level_alphabet
+from tokenizers import Tokenizer
+
+from flat_tokens.vocabulary import TokenizerJson, byte_level_alphabet
 from tasks.tokenize.characters import UNICODE_17, UNICODE_17_SYMBOLS
 from tasks.tokenize.fast_json import DEEPSEEK, PATTERNS
 
@@ -179,6 +182,13 @@ def definition_of(
         "model": model,
         **others,
     }
+
+
+def loaded(definition: Definition) -> TokenizerJson:
+    """The definition as a build loads it, with the library's tokenizer, to which the text of special tokens is text."""
+    tokenizer = Tokenizer.from_str(json.dumps(definition))
+    tokenizer.encode_special_tokens = True
+    return TokenizerJson("tokenizer.json", "digest", definition, tokenizer)
 
 
 def numbered(tokens: Iterable[Definition], vocabulary: Any) -> list[Definition]:

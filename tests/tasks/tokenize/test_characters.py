@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import normalizers
 
-from flat_tokens.vocabulary import CL100K, O200K, R50K, TokenizerJson
+from flat_tokens.vocabulary import CL100K, O200K, R50K
 from tasks.tokenize.characters import (
     BLOCK_BYTES,
     CHARACTERS_OF_17,
@@ -30,7 +29,7 @@ from tasks.tokenize.engines import Encode, Tokenizer, ids_of, large_string_array
 from tasks.tokenize.fast_json import DEEPSEEK, PATTERNS
 from tasks.tokenize.tokenizers import json_tokenizer
 from tests.examples import first_fast
-from tests.tasks.tokenize.family import ALPHABET, bytes_, definition_of, sequence, split
+from tests.tasks.tokenize.family import ALPHABET, bytes_, definition_of, loaded, sequence, split
 from tests.tasks.tokenize.test_tokenizers import DEMO, fast, lists, load, write_ranks
 
 
@@ -68,10 +67,9 @@ def pair_tokenizer(pre_tokenizer: dict[str, Any]) -> tuple[Encode, Encode]:
     merges = [list(pair) for pair in itertools.product(ALPHABET, ALPHABET)]
     vocabulary = {token: i for i, token in enumerate([*ALPHABET, *map("".join, merges)])}
     definition = definition_of(None, pre_tokenizer, {"type": "BPE", "vocab": vocabulary, "merges": merges}, [])
-    loaded = json_tokenizer(TokenizerJson("pairs", "pairs", definition, tokenizers.Tokenizer.from_str(json.dumps(definition))))
-    assert loaded.why_slow is None
-    assert loaded.make_fast is not None
-    return loaded.make_fast(), loaded.reference
+    tokenizer = json_tokenizer(loaded(definition))
+    assert tokenizer.make_fast is not None
+    return tokenizer.make_fast(), tokenizer.reference
 
 
 def rank_tokenizer(path: Path, pattern: str) -> tuple[Encode, Encode]:

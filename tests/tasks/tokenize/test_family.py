@@ -2,13 +2,10 @@
 compared before a build are those that the tokenizer's definition calls for.
 """
 
-import json
-
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
 
-from flat_tokens.vocabulary import Ranks, TokenizerJson
+from flat_tokens.vocabulary import Ranks
 from tasks.tokenize.engines import Engine, ids_of, large_string_array
 from tasks.tokenize.probes import TOKENS, around, awkward_texts, texts_of_json, texts_of_ranks
 from tasks.tokenize.tokenizers import json_tokenizer
@@ -20,6 +17,7 @@ from tests.tasks.tokenize.family import (
     bytes_,
     definition_of,
     family,
+    loaded,
     model_of,
     replace,
     texts,
@@ -30,14 +28,12 @@ MEMBERS = family()
 
 def check(member: Member, characters: int) -> None:
     """Compare the engine that a build uses with ``tokenizers``, which takes special tokens' text for text."""
-    data = json.dumps(member.definition)
-    expected = Tokenizer.from_str(data)
-    expected.encode_special_tokens = True
-    loaded = json_tokenizer(TokenizerJson(member.name, member.name, json.loads(data), expected))
-    assert loaded.why_slow is None, (member.name, loaded.why_slow)
-    some = [*texts(member, characters), *loaded.probes()]
-    tokens = Engine(loaded, True)(large_string_array(*some))
-    for i, encoding in enumerate(expected.encode_batch_fast(some, add_special_tokens=False)):
+    of = loaded(member.definition)
+    tokenizer = json_tokenizer(of)
+    assert tokenizer.why_slow is None, (member.name, tokenizer.why_slow)
+    some = [*texts(member, characters), *tokenizer.probes()]
+    tokens = Engine(tokenizer, True)(large_string_array(*some))
+    for i, encoding in enumerate(of.tokenizer.encode_batch_fast(some, add_special_tokens=False)):
         assert np.array_equal(ids_of(tokens, i), encoding.ids), (member.name, some[i])
 
 
@@ -84,8 +80,7 @@ def test_a_tokenizer_json_is_tried_on_its_tokens_and_the_strings_of_its_options(
     definition = definition_of(
         replace({"String": "qq"}, "zz"), bytes_(regex=True), model_of(ALPHABET, {}, BYTE_LETTERS, "p"), tokens
     )
-    loaded = TokenizerJson("name", "digest", definition, Tokenizer.from_str(json.dumps(definition)))
-    texts = list(texts_of_json(loaded))
+    texts = list(texts_of_json(loaded(definition)))
     assert {"<x>", "<s>", "qq", "zz", "a", "é"} <= set(texts)
     assert len(texts) < 2 * TOKENS
 

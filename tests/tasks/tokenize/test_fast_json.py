@@ -4,12 +4,10 @@ import copy
 import dataclasses
 import json
 from itertools import count
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
 
 from flat_tokens.vocabulary import TokenizerJson, resolve
 from tasks.tokenize.engines import may_use_fast_engine
@@ -23,15 +21,14 @@ from tests.tasks.tokenize.family import (
     START,
     added,
     bytes_,
+    loaded,
     metaspace,
     numbered,
     sequence,
     split,
     template_processing,
 )
-from tests.tasks.tokenize.test_tokenizers import load
-
-DEMO = Path(__file__).parents[3] / "deployments/demo/tokenizer.json"
+from tests.tasks.tokenize.test_tokenizers import DEMO, load
 
 
 def changed(**changes: Any) -> dict[str, Any]:
@@ -39,10 +36,6 @@ def changed(**changes: Any) -> dict[str, Any]:
     definition = json.loads(DEMO.read_text())
     model = definition["model"] | changes.pop("model", {})
     return {**definition, "model": model, **changes}
-
-
-def loaded(definition: dict[str, Any]) -> TokenizerJson:
-    return TokenizerJson("tokenizer.json", "digest", definition, Tokenizer.from_str(json.dumps(definition)))
 
 
 FALLBACK = {f"<0x{value:02X}>": value for value in range(256)}

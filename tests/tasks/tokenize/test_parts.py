@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from flat_tokens.vocabulary import TokenizerJson
+from flat_tokens.vocabulary import resolve
 from tasks.config import TokenizerConfig
-from tasks.tokenize.engines import Engine, Tokens, UnencodableError, concatenate, large_string_array
+from tasks.tokenize.engines import Engine, Tokens, UnencodableError, large_string_array
 from tasks.tokenize.parts import PartEncoder
 from tasks.tokenize.rendering.processes import TextParts
 from tasks.tokenize.rendering.request import ORDINARY
@@ -79,26 +79,19 @@ KNOWN = ("bytes", "bytes after a space", "bytes of words", "spaces before", "spa
 """Tokenizers whose tokens tell their places in all text, but for characters that they do not know."""
 
 
-class Plain:
-    """An engine that tokenizes each text alone, and takes special strings for text."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = Tokenizer.from_str(tokenizer.to_str())
-        self._tokenizer.encode_special_tokens = True
-
-    def __call__(self, texts: pa.LargeStringArray) -> Tokens:
-        found = self._tokenizer.encode_batch(texts.to_pylist(), add_special_tokens=False)
-        return concatenate(np.array(one.ids, np.uint32) for one in found)
-
-    def one_by_one(self, texts: pa.LargeStringArray) -> Iterator[Tokens | str]:
-        yield from (self(texts.slice(i, 1)) for i in range(len(texts)))
+def engine_of(config: TokenizerConfig, fast: bool = False) -> Engine:
+    """The engine of a file, which tokenizes each text alone, takes special strings for text, and may leave out text."""
+    loaded = json_tokenizer(resolve(config.name))
+    return Engine(loaded, fast and loaded.why_slow is None)
 
 
-class Refusing(Plain):
+def refusing(config: TokenizerConfig) -> Callable[[pa.LargeStringArray], Tokens]:
     """An engine that takes no text."""
 
-    def __call__(self, texts: pa.LargeStringArray) -> Tokens:
+    def encode(texts: pa.LargeStringArray) -> Tokens:
         raise UnencodableError("no")
+
+    return encode
 
 
 def saved(tokenizer: Tokenizer, path: Path, **options: bool) -> TokenizerConfig:
@@ -153,9 +146,8 @@ def texts_in_parts(draw: st.DrawFn) -> Text:
 @pytest.mark.parametrize("name", MAKE)
 def test_an_engine_gives_the_tokens_and_masks_of_the_reference(name, tmp_path):
     """Of many texts together. Where the tokens do not tell their places, the reference tokenizes the text."""
-    tokenizer = MAKE[name]()
-    config = saved(tokenizer, tmp_path).model_copy(update={"lossy": True})
-    fast, reference = PartEncoder(config, Plain(tokenizer)), PartEncoder(config, None)
+    config = saved(MAKE[name](), tmp_path).model_copy(update={"lossy": True})
+    fast, reference = PartEncoder(config, engine_of(config)), PartEncoder(config, None)
 
     @given(st.lists(texts_in_parts(), max_size=5))
     @examples(100)
@@ -179,33 +171,30 @@ AROUND: list[Text] = [(["a ", 0, " b"], [(0, 3)]), (["a b"], [(1, 2)])]
         (
             "spaces, unknown characters",
             (),
-            Plain,
+            engine_of,
             [([0, 1], []), (["a中e b"], [(1, 2), (3, 4)]), ([0, 1], []), (["e e"], [(1, 2)])],
             1,
         ),
         # Special tokens that have the space around them, which their neighbours then do not have.
-        *(("bytes", (option,), Plain, AROUND, 1) for option in ("lstrip", "rstrip", "single_word")),
-        ("bytes", (), Refusing, AROUND, 2),
+        *(("bytes", (option,), engine_of, AROUND, 1) for option in ("lstrip", "rstrip", "single_word")),
+        ("bytes", (), refusing, AROUND, 2),
     ],
 )
 def test_some_texts_are_left_to_the_reference(tmp_path, name, options, engine, texts, count):
     """Those whose tokens do not tell their places, and those that the engine does not take."""
-    tokenizer = MAKE[name]()
-    config = saved(tokenizer, tmp_path, **dict.fromkeys(options, True))
-    fast = PartEncoder(config, engine(tokenizer))
+    config = saved(MAKE[name](), tmp_path, **dict.fromkeys(options, True))
+    fast = PartEncoder(config, engine(config))
     check_same(fast, PartEncoder(config, None), texts)
     assert fast.by_reference == count
 
 
 def test_texts_that_lose_everything_are_refused(tmp_path):
     """Those that people can see, unless the tokenizer may be lossy. The others keep their tokens."""
-    tokenizer = spaced(SPACES, fallback=False)
-    definition = json.loads(tokenizer.to_str())
+    definition = json.loads(spaced(SPACES, fallback=False).to_str())
     definition["model"]["unk_token"] = None
-    tokenizer = Tokenizer.from_str(json.dumps(definition))
-    config = saved(tokenizer, tmp_path)
+    config = saved(Tokenizer.from_str(json.dumps(definition)), tmp_path)
     texts = [(["e"], [(0, 1)]), (["中"], []), ([0], [(0, 2)])]
-    for engine in (Plain(tokenizer), None):
+    for engine in (engine_of(config), None):
         strict = PartEncoder(config, engine)(parted(texts))
         assert {i: fault.reason for i, fault in strict.faults.items()} == {1: "unencodable"}
         assert np.diff(strict.tokens.offsets).tolist() == [1, 0, 1]
@@ -233,12 +222,8 @@ def test_tokenizers_without_a_definition(name):
 
 def check_member(member: Member, path: Path) -> None:
     """Compare both ways on texts of a member of the family, with special tokens between parts of them."""
-    tokenizer = Tokenizer.from_str(json.dumps(member.definition))
-    config = saved(tokenizer, path).model_copy(update={"lossy": True})
-    expected = Tokenizer.from_file(config.name)
-    expected.encode_special_tokens = True
-    loaded = json_tokenizer(TokenizerJson(member.name, member.name, json.loads(Path(config.name).read_text()), expected))
-    fast, reference = PartEncoder(config, Engine(loaded, loaded.why_slow is None)), PartEncoder(config, None)
+    config = saved(Tokenizer.from_str(json.dumps(member.definition)), path).model_copy(update={"lossy": True})
+    fast, reference = PartEncoder(config, engine_of(config, True)), PartEncoder(config, None)
     numbers = [number for number, text in enumerate(fast.specials) if text in SPECIALS]
     drawn, made = random.Random(member.name), []
     for text in texts_of_member(member, 2_000):

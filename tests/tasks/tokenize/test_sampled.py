@@ -35,9 +35,7 @@ from tests.faults.support import build_here
 from tests.refusal import refusal
 from tests.slices import range_of_slice
 from tests.sources import held, write_rows
-from tests.tasks.tokenize.test_tokenizers import load
-
-DEMO = Path(__file__).parents[3] / "deployments/demo/tokenizer.json"
+from tests.tasks.tokenize.test_tokenizers import DEMO, load
 
 
 @pytest.fixture(autouse=True)
