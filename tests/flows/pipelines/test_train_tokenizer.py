@@ -11,7 +11,6 @@ import pytest
 import flat_tokens
 from flat_tokens import Ledger
 from flat_tokens.arrays.opening import open_array
-from flat_tokens.stores.store import Store
 from flows.pipelines.train_tokenizer import VocabularyResult, cut_trained, train_on_run, train_on_sources, train_on_version
 from flows.runners.processes import Threads
 from tasks.config import BuildConfig
@@ -19,6 +18,7 @@ from tasks.derive.choice import sample_hashes
 from tasks.vocabularies import training
 from tasks.vocabularies.request import VocabularyRequest
 from tasks.vocabularies.training import definition_of, learn
+from tests.calls import before_each_call
 from tests.faults.support import build_here, digests, retokenize_here, write_notes
 from tests.made import foreign
 from tests.refusal import refusal
@@ -196,19 +196,18 @@ def test_after_a_kill_no_vocabulary_is_half(published, tmp_path, monkeypatch):
     """Whatever was written is used; the same command writes the rest, and the bytes are those of a training without a kill. What
     is half written is removed, another file is not.
     """
-    request, put = request_of(280, 300), Store.put
+    request = request_of(280, 300)
     on_version(published, request, tmp_path / "whole")
     (tmp_path / "whole/notes-280/.mine.part").write_bytes(b"")
     for writes in range(4):
         to, left = tmp_path / f"killed-{writes}", iter(range(writes))
 
-        def put_or_die(*arguments: Any, left: Iterator[int] = left) -> Any:
+        def die_at_last(*_: object, left: Iterator[int] = left) -> None:
             if next(left, None) is None:
                 raise KeyboardInterrupt
-            return put(*arguments)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Store, "put", put_or_die)
+            before_each_call(patch, "flat_tokens.stores.store.Store.put", die_at_last)
             with pytest.raises(KeyboardInterrupt):
                 on_version(published, request, to)
         for found in to.rglob("tokenizer.json"):

@@ -5,7 +5,7 @@ same shard, and which receipts are believed.
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from tasks.shards.recipe import Recipe
 from tasks.shards.write import fetching_ahead, store_shard, tokenize_or_load, tokenize_slice
 from tasks.shards.writers import ShardColumns
 from tasks.tokenize.tokenizers import load_tokenizer
+from tests.calls import before_each_call
 from tests.refusal import refusal
 from tests.slices import changed, range_of_slice, slices_of
 from tests.sources import write_rows
@@ -84,14 +85,13 @@ def test_a_shard_survives_a_power_loss_before_it_gets_its_name(slices, monkeypat
     monkeypatch.setattr(os, "fsync", lambda fd: synced.add(os.readlink(f"/proc/self/fd/{fd}")))
     part, recipe, place = slices
     draft = tokenize_slice(part, recipe, place)
-    staged, real = Path(place.staging) / draft.key, os.rename
+    staged = Path(place.staging) / draft.key
 
-    def rename(old: Path, new: Path) -> None:
+    def check_synced(*_: object) -> None:
         assert {str(path) for path in (staged, *staged.rglob("*"))} <= synced
-        real(old, new)
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "rename", rename)
+        before_each_call(patch, "os.rename", check_synced)
         write_shard(draft, place)
     assert facts(load_shard(place.root, draft.key)) == facts(draft)
 
@@ -138,17 +138,10 @@ def test_an_object_store_gets_the_receipt_last(slices, monkeypatch):
     part, recipe, here = slices
     place = here._replace(root=Store.at("memory://test-shards", here.staging))
     order = []
-
-    def recorded(real: Callable[..., Any]) -> Callable[..., Any]:
-        def write(self: Store, key: str, *arguments: Any) -> Any:
-            if not self.is_local:
-                order.append(key)
-            return real(self, key, *arguments)
-
-        return write
-
     for way in ("create", "upload"):
-        monkeypatch.setattr(Store, way, recorded(getattr(Store, way)))
+        before_each_call(
+            monkeypatch, f"flat_tokens.stores.store.Store.{way}", lambda store, key, *_: store.is_local or order.append(key)
+        )
     try:
         shard = make_shard(part, recipe, place)
         assert order == [*(stored.key for stored in shard.objects), "receipt.json"]
@@ -357,13 +350,7 @@ def test_what_another_process_has_just_mended_is_not_put_aside(tmp_path, monkeyp
     shard = stored(Store.at(tmp_path), shard_of({"file": "ab"}))
     path = tmp_path / CACHE / shard.key / "tokens/c/0"
     path.write_bytes(b"damage")
-    real = tasks.shards.receipts.repairing
-
-    def mended_meanwhile(root: Store) -> Any:
-        path.write_bytes(b"tokens")
-        return real(root)
-
-    monkeypatch.setattr(tasks.shards.receipts, "repairing", mended_meanwhile)
+    before_each_call(monkeypatch, "tasks.shards.receipts.repairing", lambda _: path.write_bytes(b"tokens"))
     assert load_shard(Store.at(tmp_path), shard.key) == shard
     assert path.read_bytes() == b"tokens"
 

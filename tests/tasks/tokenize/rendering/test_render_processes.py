@@ -18,6 +18,7 @@ from tasks.tokenize.engines import large_string_array
 from tasks.tokenize.rendering import processes
 from tasks.tokenize.rendering.processes import BadText, Renderers, TextParts
 from tasks.tokenize.rendering.request import ORDINARY, Limits, Settings
+from tests.calls import before_each_call
 from tests.examples import first_fast
 from tests.processes import in_threads
 from tests.refusal import refusal
@@ -200,14 +201,12 @@ def test_answers_come_in_parts_and_in_order(monkeypatch):
 def test_a_conversation_that_ends_the_process_is_refused(monkeypatch):
     """Those before and after it are rendered by other processes."""
     render = renderers(ALL)
-    real = processes.RenderProcess.render
 
-    def ends(self: processes.RenderProcess, texts: pa.LargeStringArray) -> Iterator[TextParts]:
+    def end(process: processes.RenderProcess, texts: pa.LargeStringArray) -> None:
         if any("end" in text for text in texts.to_pylist()):
-            self._process.kill()
-        return real(self, texts)
+            process._process.kill()
 
-    monkeypatch.setattr(processes.RenderProcess, "render", ends)
+    before_each_call(monkeypatch, "tasks.tokenize.rendering.processes.RenderProcess.render", end)
     told = outcomes(render(talks("a", "b", "end 1", "c", "end 2")))
     assert [text if isinstance(text, str) else text.reason for text in told] == ["a", "b", "limits", "c", "limits"]
 

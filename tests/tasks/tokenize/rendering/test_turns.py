@@ -13,7 +13,7 @@ from tasks.tokenize.rendering.forms import RenderedConversation
 from tasks.tokenize.rendering.messages import RefusedError
 from tasks.tokenize.rendering.renderer import Renderer
 from tasks.tokenize.rendering.request import Settings
-from tasks.tokenize.rendering.templates import Template
+from tests.calls import before_each_call
 from tests.examples import examples
 
 Messages = list[dict[str, Any]]
@@ -140,19 +140,12 @@ LOOK_IN = {"twice", "a namespace", "a macro", "the tail refuses"}
 @pytest.mark.parametrize("name", sorted({*TEMPLATES} - LOOK_IN - {"it refuses some ends"}))
 def test_a_conversation_is_rendered_few_times(name, monkeypatch):
     """However many messages it has, if the texts between them are known."""
-    rendered = [0]
-    render = Template.render
-
-    def counted(self: Template, *args: Any, **more: Any) -> str:
-        rendered[0] += 1
-        return render(self, *args, **more)
-
-    monkeypatch.setattr(Template, "render", counted)
+    rendered = before_each_call(monkeypatch, "tasks.tokenize.rendering.templates.Template.render", lambda *_: None)
     of = renderer(TEMPLATES[name])
     for text in ("m", "n "):
-        rendered[0] = 0
+        rendered.clear()
         outcome(of, [{"role": ("user", "assistant")[i % 2], "content": f"{text}{i}"} for i in range(40)])
-    assert rendered[0] <= 3
+    assert len(rendered) <= 3
 
 
 PHI3 = (
