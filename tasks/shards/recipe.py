@@ -82,16 +82,15 @@ class Recipe(Model):
         *is_tried*: whether the fast engine gives the reference's tokens, as far as it was tried.
         """
         has_fast = tokenizer.make_fast is not None
-        fast = is_tried and has_fast and not tokenizer.why_slow and config.tokenizer.engine == "auto"
-        # Where the engines differ, or may, the shards of one are not those of the other.
-        may_differ = config.documents.on_bad != "error" or not tokenizer.why_slow
+        fast = is_tried and has_fast and config.tokenizer.engine == "auto"
         return cls(
             sources=config.sources,
             tokenizer=config.tokenizer,
             tokenizer_digest=tokenizer.digest,
             fast=fast,
             documents=config.documents,
-            engine="reference" if has_fast and not fast and may_differ else None,
+            # Where the engines differ, or may, the shards of one are not those of the other.
+            engine="reference" if has_fast and not fast else None,
             chats=chats if any(chats) else (),
             steps=config.documents.opened().described,
             split_by=config.split.by,

@@ -75,7 +75,7 @@ class Tokenizer:
     revision: str | None = None
     limits: tuple[bool, int] | None = None
     why_slow: str | None = None
-    """Why the fast engine is not used, where the reference is slow."""
+    """Why it has no fast engine, where the reference is slow."""
     probes: Callable[[], Iterable[str]] = tuple
     """Texts that its definition calls for, on which engines are compared."""
     token_bytes: Callable[[], TokenBytes] | None = None
@@ -441,7 +441,7 @@ def _is_wanted(tokenizer: Tokenizer, preference: str) -> bool:
 
 def _fault_on(tokenizer: Tokenizer, texts: Sequence[str]) -> str | None:
     """Why the fast engine is not used: there is none, or it does not take the texts as the reference does. None: it is."""
-    if tokenizer.make_fast is None or tokenizer.why_slow is not None:
+    if tokenizer.make_fast is None:
         return f"does not know {tokenizer.name}: {tokenizer.why_slow}"
     engine = engine_of(tokenizer, True)
     try:
