@@ -43,8 +43,14 @@ def python(*words: str, **options: Any) -> subprocess.CompletedProcess[str]:
 def in_threads(work: Callable[[Any], object], each: Iterable[Any]) -> None:
     """Call *work* with each in a thread of its own, at once, until all have ended. Their first error is raised."""
     several = [*each]
+    together = threading.Barrier(len(several))
+
+    def begin(one: Any) -> None:
+        together.wait()  # else a thread that has ended would do the work of the next
+        work(one)
+
     with ThreadPoolExecutor(len(several)) as threads:
-        list(threads.map(work, several))
+        list(threads.map(begin, several))
 
 
 @contextlib.contextmanager
