@@ -6,9 +6,11 @@ import json
 import pickle
 import shutil
 import tracemalloc
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,66 +55,47 @@ def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing_index, "PARTS_AT_A_TIME", 4)
 
 
-# torchtune's rules, sample by sample
+Piece = tuple[int, int, int]
+"""Document, offset, size."""
 
 
-class Pack(NamedTuple):
-    tokens: list[int]
-    labels: list[int]
-    input_pos: list[int]
-    seq_lens: list[int]
-    document_ids: list[int]
-
-
-def torchtune_packs(
-    lengths: list[int], length: int, *, split_across_pack: bool, max_packs: int | None = None, padding_idx: int = 0
-) -> list[Pack]:
-    """Samples go to the open pack one after another; whenever that is too long, a pack is closed."""
-    packs = []
-    open_pack = Pack([], [], [], [], [])
-    before_sample, next_token = 0, 1
-
-    def closed(boundary: int, seq_lens: list[int]) -> None:
-        tokens, _, positions, _, documents = (field[:boundary] for field in open_pack)
-        padding = length - len(tokens)
-        packs.append(
-            Pack(
-                tokens + [padding_idx] * padding,
-                tokens + [-100] * padding,
-                positions + [min(positions[-1] + 1 + k, length - 1) for k in range(padding)],
-                seq_lens + [padding] * (padding > 0),
-                documents + [-1] * padding,
-            )
-        )
-
-    for document, size in enumerate(lengths):
-        if size > length and not split_across_pack:
-            raise ValueError(f"{size} {length}")
-        open_pack.tokens.extend(range(next_token, next_token + size))
-        open_pack.input_pos.extend(k % length for k in range(size))
-        open_pack.seq_lens.append(size)
-        open_pack.document_ids.extend([document] * size)
-        next_token += size
-        while len(open_pack.tokens) > length and len(packs) != max_packs:
-            if split_across_pack:
-                boundary, rest = length, length - sum(open_pack.seq_lens[:-1])
-                closed(boundary, open_pack.seq_lens[:-1] + [rest] * (rest > 0))
-                carried = len(open_pack.tokens) - boundary
-            else:
-                boundary, carried = before_sample, size
-                closed(boundary, open_pack.seq_lens[:-1])
-            tokens, _, positions, _, documents = (field[boundary:] for field in open_pack)
-            open_pack = Pack(tokens, [], positions, [carried], documents)
-        before_sample = len(open_pack.tokens)
-        if len(packs) == max_packs:
+def greedy_packs(pieces: Iterable[Piece], length: int, max_packs: int | None = None) -> list[list[Piece]]:
+    """torchtune's packs: pieces go to the open pack in order; when one is too much for it, the pack is closed. ValueError for one
+    that is longer than a pack, unless *max_packs* packs are closed before.
+    """
+    packs = [[]]
+    for piece in pieces:
+        if piece[2] > length:
+            raise ValueError(piece)
+        if filling([*packs[-1], piece]) > length:
+            packs.append([])
+        packs[-1].append(piece)
+        if len(packs) - 1 == max_packs:
             break
-    if open_pack.tokens and len(packs) != max_packs:
-        closed(len(open_pack.tokens), open_pack.seq_lens)
-    return packs
+    return [pack for pack in packs[:max_packs] if filling(pack)]
 
 
-def packs_of(view: PackedDocumentsView) -> list[Pack]:
-    return [Pack(*(pack[name].tolist() for name in Pack._fields)) for pack in view]
+def filling(pack: list[Piece]) -> int:
+    return sum(size for *_, size in pack)
+
+
+def pieces_of(lengths: list[int], length: int | None = None) -> Iterator[Piece]:
+    """Documents, cut where a pack of *length* ends."""
+    before = 0
+    for document, size in enumerate(lengths):
+        cuts = range(-before % length or length, size, length) if length else ()
+        for low, high in itertools.pairwise([0, *cuts, size]):
+            yield document, low, high - low
+        before += size
+
+
+def placed(packs: list[list[Piece]]) -> list[list[tuple[int, int]]]:
+    """Documents and offsets of the pieces that have a token."""
+    return [[piece[:2] for piece in pack if piece[2]] for pack in packs]
+
+
+def packs_of(view: PackedDocumentsView) -> list[list[Any]]:
+    return [[pack[name].tolist() for name in ("tokens", "labels", "input_pos", "seq_lens", "document_ids")] for pack in view]
 
 
 def test_the_packs_of_the_real_class(reference):
@@ -121,8 +104,7 @@ def test_the_packs_of_the_real_class(reference):
         view = in_memory(case["lengths"]).packed_documents(
             case["max_seq_len"], split_across_pack=case["split_across_pack"], max_packs=case["max_packs"]
         )
-        rows = [{name: pack[name].tolist() for name in ("tokens", "labels", "input_pos", "seq_lens")} for pack in view]
-        assert rows == case["packs"]
+        assert [pack[:4] for pack in packs_of(view)] == [[*pack.values()] for pack in case["packs"]]
     assert len(cases) == 40
 
 
@@ -138,54 +120,34 @@ def test_no_tokens_make_no_packs(lengths, options):
 
 
 @st.composite
-def packings(draw: st.DrawFn, *, longest: int = 3) -> tuple[list[int], int]:
+def packings(draw: st.DrawFn) -> tuple[list[int], int]:
     """(lengths of documents, of packs): many exact fits and empty documents, some documents of several packs."""
-    length = draw(st.integers(1, 9))
+    length, longest = draw(st.integers(1, 9)), draw(st.sampled_from([1, 3]))
     some = st.one_of(st.sampled_from([0, 1, length]), st.integers(0, length), st.integers(0, longest * length))
     return draw(st.lists(some, max_size=25)), length
 
 
-SPLIT_OR_WHOLE = st.one_of(st.tuples(packings(), st.just(True)), st.tuples(packings(longest=1), st.just(False)))
-
-
 @pytest.mark.usefixtures("_small_windows")
-@given(SPLIT_OR_WHOLE, st.one_of(st.none(), st.integers(0, 8)), st.sampled_from([0, -1, 2**31 - 1]))
-@example((([0, 5, 0, 0, 5], 5), True), None, 0)
-@example((([2, 2, 0, 4, 9], 4), True), 2, 0)
-@example((([0, 0, 5, 0, 0, 5], 5), False), None, 0)
-@examples(300)
-def test_packs_are_torchtunes(sizes, max_packs, padding_idx):
-    (lengths, length), is_split = sizes
-    limits = {"split_across_pack": is_split, "max_packs": max_packs, "padding_idx": padding_idx}
-    view = in_memory(lengths).packed_documents(length, **limits)
-    expected = torchtune_packs(lengths, length, **limits)
-    assert packs_of(view) == expected
-    assert len(view) == len(expected)
-    assert [sizes.tolist() for sizes in view.batch(range(len(view))).seq_lens] == [pack.seq_lens for pack in expected]
-
-
-@pytest.mark.usefixtures("_small_windows")
-@given(packings(longest=2), st.integers(0, 4))
-@examples(150)
-def test_a_document_that_is_too_long_is_refused_when_torchtune_meets_it(sizes, max_packs):
-    """One behind the last pack that is wanted is never looked at."""
+@given(packings(), st.booleans(), st.none() | st.integers(0, 8), st.sampled_from([0, -1, 2**31 - 1]))
+@example(([0, 5, 0, 0, 5], 5), True, None, 0)
+@example(([2, 2, 0, 4, 9], 4), True, 2, 0)
+@example(([0, 0, 5, 0, 0, 5], 5), False, None, 0)
+@example(([4, 4, 4, 1, 1, 1, 1, 2, 1], 9), False, None, 0)
+@examples(450)
+def test_packs_are_torchtunes(sizes, is_split, max_packs, padding_idx):
     lengths, length = sizes
-    tokens = in_memory(lengths)
+    make = partial(in_memory(lengths).packed_documents, length)
+    limits = {"split_across_pack": is_split, "max_packs": max_packs, "padding_idx": padding_idx}
     try:
-        expected = torchtune_packs(lengths, length, split_across_pack=False, max_packs=max_packs)
+        packs = greedy_packs(pieces_of(lengths, length if is_split else None), length, max_packs)
     except ValueError:
         with refusal(f"but a pack has {length}"):
-            tokens.packed_documents(length, max_packs=max_packs)
-    else:
-        assert packs_of(tokens.packed_documents(length, max_packs=max_packs)) == expected
-
-
-@pytest.mark.parametrize("options", [{}, {"fit": "best"}])
-def test_a_document_longer_than_a_pack_is_named_with_both_numbers(options):
-    tokens = in_memory([3, 7, 2])
-    with refusal(r"document 1 has 7 tokens, but a pack has 6\. .* too_long='cut'"):
-        tokens.packed_documents(6, **options)
-    assert [7] in [pack.seq_lens.tolist() for pack in tokens.packed_documents(7, **options)]
+            make(**limits)
+        return
+    view = make(**limits)
+    assert_packs(view, counted(lengths), placed(packs), lengths)
+    padded = [[*(size for *_, size in pack), length - filling(pack)] for pack in packs]
+    assert [pack.seq_lens.tolist() for pack in view] == [its if its[-1] else its[:-1] for its in padded]
 
 
 @pytest.mark.usefixtures("_small_windows")
@@ -195,14 +157,15 @@ def test_a_document_longer_than_a_pack_is_named_with_both_numbers(options):
 def test_cut_documents_are_packed_as_if_they_were_not_longer(sizes):
     lengths, length = sizes
     view = in_memory(lengths).packed_documents(length, too_long="cut")
-    firsts = np.concatenate([[1], 1 + np.cumsum(lengths)]).astype(int).tolist()
-    kept = {-1: itertools.repeat(0)} | {d: iter(range(firsts[d], firsts[d] + min(n, length))) for d, n in enumerate(lengths)}
-    expected = torchtune_packs([min(n, length) for n in lengths], length, split_across_pack=False)
-    for pack, wanted in itertools.zip_longest(packs_of(view), expected):
-        assert pack.seq_lens == wanted.seq_lens
-        assert pack.document_ids == wanted.document_ids
-        assert pack.input_pos == wanted.input_pos
-        assert pack.tokens == [next(kept[d]) for d in pack.document_ids]
+    assert packs_of(view) == packs_of(split_of([ids[:length] for ids in counted(lengths)]).packed_documents(length))
+
+
+@pytest.mark.parametrize("options", [{}, {"fit": "best"}])
+def test_a_document_longer_than_a_pack_is_named_with_both_numbers(options):
+    tokens = in_memory([3, 7, 2])
+    with refusal(r"document 1 has 7 tokens, but a pack has 6\. .* too_long='cut'"):
+        tokens.packed_documents(6, **options)
+    assert [7] in [pack.seq_lens.tolist() for pack in tokens.packed_documents(7, **options)]
 
 
 # Closer packs
@@ -221,9 +184,9 @@ def filled_with_the_longest_that_fit(lengths: list[int], length: int) -> list[li
     return sorted(packs)
 
 
-def closest_packs(pieces: list[tuple[int, int, int]], length: int, at_a_time: int) -> list[list[tuple[int, int]]]:
-    """Pieces, (document, offset, size), some at a time; the pack that is filled least waits for more. The same pieces in their
-    order, if that takes fewer packs.
+def closest_packs(pieces: list[Piece], length: int, at_a_time: int) -> list[list[Piece]]:
+    """Pieces, some at a time; the pack that is filled least waits for more. The same pieces in their order, if that takes fewer
+    packs.
     """
     packs, waiting = [], []
     for first in range(0, len(pieces), at_a_time):
@@ -232,17 +195,7 @@ def closest_packs(pieces: list[tuple[int, int, int]], length: int, at_a_time: in
         waiting = min(filled, key=filling)
         filled.remove(waiting)
         packs += filled
-    packs += [waiting] * bool(waiting)
-    in_order = [[]]
-    for piece in pieces:
-        if filling([*in_order[-1], piece]) > length:
-            in_order.append([])
-        in_order[-1].append(piece)
-    return [[piece[:2] for piece in pack] for pack in min(packs, in_order, key=len)]
-
-
-def filling(pack: list[tuple[int, int, int]]) -> int:
-    return sum(size for *_, size in pack)
+    return min(packs + [waiting] * bool(waiting), greedy_packs(pieces, length), key=len)
 
 
 @pytest.mark.usefixtures("_small_windows")
@@ -259,12 +212,10 @@ def test_closer_packs_hold_what_the_rule_says(monkeypatch, sizes, more, at_a_tim
     """Documents whole, or in full packs and a rest."""
     monkeypatch.setattr(packing_index, "PARTS_AT_A_TIME", at_a_time)
     lengths, length = sizes
-    firsts = itertools.accumulate(lengths, initial=1)
-    documents = [[*range(first, first + size)] for first, size in zip(firsts, lengths, strict=False)]
-    kept = [document if "split_across_pack" in more else document[:length] for document in documents]
+    kept = [document if "split_across_pack" in more else document[:length] for document in counted(lengths)]
     pieces = [(d, at, min(len(its) - at, length)) for d, its in enumerate(kept) for at in range(0, len(its), length)]
     view = in_memory(lengths).packed_documents(length, fit="best", max_packs=max_packs, **more)
-    assert_packs(view, kept, closest_packs(pieces, length, at_a_time)[:max_packs], lengths)
+    assert_packs(view, kept, placed(closest_packs(pieces, length, at_a_time))[:max_packs], lengths)
 
 
 # Packs as a sequence
@@ -512,9 +463,13 @@ def test_every_setting_that_changes_packs_has_an_index_of_its_own(tokens, tmp_pa
         view = tokens.packed_documents(length, cache=tmp_path / "kept", **options)
         assert packs_of(view) == packs_of(tokens.packed_documents(length, **options))
     assert kept(tmp_path) == 22
+    for number, indices in enumerate([range(10), [1, 0, *range(2, 10)]], 23):  # as many documents and tokens
+        some = tokens.select(indices=indices)
+        assert packs_of(some.packed_documents(6, cache=tmp_path / "kept")) == packs_of(some.packed_documents(6))
+        assert kept(tmp_path) == number
     padded = tokens.packed_documents(6, cache=tmp_path / "kept", padding_idx=9)
     assert packs_of(padded) == packs_of(tokens.packed_documents(6, padding_idx=9))
-    assert kept(tmp_path) == 22
+    assert kept(tmp_path) == 24
 
 
 @pytest.mark.parametrize("options", PACKS)
@@ -579,7 +534,7 @@ def test_entries_out_of_order_are_refused(tmp_path, monkeypatch, seq_starts, opt
         flat_tokens.open(tmp_path / "dataset").train.packed_documents(100, **options)
 
 
-@pytest.mark.parametrize("options", PACKS)
+@pytest.mark.parametrize("options", [*PACKS, {"fit": "crop"}])
 @pytest.mark.parametrize("lengths", [[1, 9, 0, 0], [10, 0, 0, 0], [0, 0, 0, 10]])
 def test_entries_that_change_under_an_index_are_noticed(tmp_path, options, lengths):
     """An index of other entries gives an error or whole rows, never what memory happened to hold."""
@@ -595,6 +550,7 @@ def test_entries_that_change_under_an_index_are_noticed(tmp_path, options, lengt
             assert "seq_starts" in str(error)  # noqa: PT017
         else:
             used = pack.document_ids >= 0
+            assert used.all() or options != {"fit": "crop"}
             firsts = np.concatenate([[1], 1 + np.cumsum(lengths)])
             assert pack.tokens[used].tolist() == sorted(pack.tokens[used].tolist())
             assert (pack.tokens[used] >= firsts[pack.document_ids[used]]).all()

@@ -113,17 +113,6 @@ def test_loaders_and_mixtures_take_selections():
     assert found.seen(3).step.tolist() == expected.seen(3).step.tolist()
 
 
-def test_each_selection_has_a_packing_index_of_its_own(tmp_path):
-    """Though it is of a dataset whose manifest has a digest of all entries, and has as many documents and tokens."""
-    train = split_of([[1], [2, 3], [4, 5], [6]])
-    packs = [train.select(indices=indices).packed_documents(3, cache=tmp_path / "kept") for indices in ([0, 1, 2], [1, 0, 2])]
-    assert [pack.batch([0, 1]).tokens.tolist() for pack in packs] == [[[1, 2, 3], [4, 5, 0]], [[2, 3, 1], [4, 5, 0]]]
-    assert train.select(indices=[1, 2, 3]).packed_documents(3, cache=tmp_path / "kept").batch([0, 1]).tokens.tolist() == [
-        [2, 3, 0],
-        [4, 5, 6],
-    ]
-
-
 def test_a_run_goes_on_with_the_same_selection_alone(tmp_path):
     train = flat_tokens.open(write_sequences(tmp_path / "made", [[1, 2], [3, 4], [5, 6], [7, 8]])).train
     path = tmp_path / "run.json"
