@@ -81,16 +81,14 @@ def naive(sequences: list[list[int]]) -> list[int]:
 def cut(sequences: list[list[int]], at: list[int]) -> list[TokenBatch]:
     """All sequences in batches that end at these tokens, as ``Readable.batches`` cuts them."""
     whole = TokenBatch.from_sequences(sequences)
-    starts = whole.seq_starts.astype(np.int64)
+    starts = whole.seq_starts[:-1].tolist()
     edges = [0, *sorted(min(a, whole.token_count) for a in at), whole.token_count]
-    batches, begun = [], 0
+    batches = []
     for low, high in itertools.pairwise(edges):
         # A sequence begins in the batch of its first token; those behind the last token in the last batch.
-        last = len(starts) - 1 if high == whole.token_count and low == edges[-2] else int(np.searchsorted(starts[:-1], high))
-        last = max(last, begun)
-        mine = np.append(starts[begun:last], high) - low
-        batches.append(TokenBatch(whole.encoded_tokens[low:high], mine.astype(np.uint64), whole.max_token_id))
-        begun = last
+        is_last = len(batches) == len(edges) - 2
+        mine = [start - low for start in starts if low <= start < high or (is_last and start == high)]
+        batches.append(TokenBatch(whole.encoded_tokens[low:high], np.array([*mine, high - low], np.uint64), whole.max_token_id))
     return batches
 
 

@@ -25,6 +25,7 @@ from flat_tokens.tools.corpus import open_corpus
 from flat_tokens.writer import write_dataset
 from tests.damage import change_file
 from tests.examples import SOME_OR_ALL, examples
+from tests.made import write_sequences
 from tests.refusal import refusal
 
 NAMES = get_args(LayoutName)
@@ -33,11 +34,8 @@ ENCODED = [3, 4, 7, 8, 10, 13, 14, 16]
 LAYOUTS = pytest.mark.parametrize("layout", NAMES)
 
 
-def write(
-    path: Path | str, train: list[list[int]] = SEQUENCES, validation: list[list[int]] | None = None, **settings: Any
-) -> None:
-    batches = [TokenBatch.from_sequences(sequences) for sequences in (train, validation or [])]
-    write_dataset(path, batches[:1], batches[1:], **settings)
+def write(path: Path | str, train: list[list[int]] = SEQUENCES, **settings: Any) -> None:
+    write_sequences(path, train, **settings)
 
 
 def sequences(split: flat_tokens.FlatTokens) -> list[list[int]]:
@@ -95,17 +93,9 @@ def test_what_is_not_there_is_an_index_error(root):
     for start, stop in [(0, 9), (-1, 3), (3, 2), (9, 9)]:
         with refusal(f"there are no tokens {start} to {stop}; there are 8", IndexError):
             dataset.train.slice(start, stop)
-
-
-@LAYOUTS
-def test_an_empty_split_is_a_split(root):
-    validation = flat_tokens.open(root).validation
-    assert (validation.token_count, validation.seq_count, validation.max_token_id, len(validation)) == (0, 0, 0, 0)
-    assert validation.slice(0, 0).tolist() == []
-    assert list(validation) == []
-    for i in (0, -1):
-        with refusal("there are 0", IndexError):
-            validation.sequence(i)
+    assert (dataset.validation.slice(0, 0).tolist(), list(dataset.validation), len(dataset.validation)) == ([], [], 0)
+    with refusal("there is no sequence -1; there are 0", IndexError):
+        dataset.validation.sequence(-1)
 
 
 def point(root: Path, version: str) -> None:
@@ -124,15 +114,6 @@ def test_a_pointer_is_resolved_once(tmp_path):
     assert sequences(dataset.train) == sequences(pickle.loads(sent).train) == [[1]]
     assert sequences(flat_tokens.open(dataset.path).train) == [[1]]
     assert sequences(flat_tokens.open(tmp_path).train) == [[2]]
-
-
-def test_nothing_to_open_is_a_file_not_found_error(tmp_path):
-    with refusal(f"{tmp_path}/nothing: there is nothing here", FileNotFoundError):
-        flat_tokens.open(tmp_path / "nothing")
-    write(tmp_path / "dataset")
-    (tmp_path / "dataset/zarr.json").unlink()
-    with refusal("is not a flat-tokens dataset", FileNotFoundError):
-        flat_tokens.open(tmp_path / "dataset")
 
 
 def test_a_pointer_to_no_version_is_a_file_not_found_error(tmp_path):
@@ -193,7 +174,7 @@ def test_many_sequences_cost_one_request_for_starts_and_one_for_tokens(tmp_path,
 @examples(15)
 def test_what_is_written_is_read(tmp_path_factory, train, layout):
     root = tmp_path_factory.mktemp("datasets")
-    write(root / "dataset", train, train[::-1], layout=layout)
+    write(root / "dataset", train, validation=train[::-1], layout=layout)
     dataset = flat_tokens.open(root / "dataset")
     assert sequences(dataset.train) == train
     assert sequences(dataset.validation) == train[::-1]
