@@ -26,7 +26,7 @@ from flat_tokens.stores.store import Store
 from flows.pipelines.forget import forget
 from tasks.derive.request import ForgetRequest
 from tests.flat_tokens.record.corpora import COLUMNS, build_corpus
-from tests.flat_tokens.rows.rows_by_number import Numbers
+from tests.flat_tokens.rows.rows_by_number import VIEWS, Numbers
 from tests.flat_tokens.rows.test_histories import history
 from tests.made import write_sequences
 from tests.refusal import refusal
@@ -51,39 +51,25 @@ def owners(view: Any) -> list[Counter[int]]:
         lengths = np.minimum(np.diff(entries), view.max_length)
         return [Counter({row: int(length)}) for row, length in enumerate(lengths)]
     if hasattr(view, "padding_idx"):
-        found = [Counter(row[row >= 0].tolist()) for row in view.batch(rows).document_ids]
-        padding = view.batch(rows).labels == -100  # pad_to: its places are of the document
-        return (
-            found
-            if view._plan.pad_to == 1
-            else [Counter(ids[~p].tolist()) for ids, p in zip(view.batch(rows).document_ids, padding, strict=True)]
-        )
+        batch = view.batch(rows)  # places of pad_to are of the document
+        return [Counter(ids[labels != -100].tolist()) for ids, labels in zip(batch.document_ids, batch.labels, strict=True)]
     owner = np.repeat(np.arange(tokens.seq_count), np.diff(entries))
     starts = view.starts if hasattr(view, "starts") else rows * view._stride
     return [Counter(owner[start : start + view.length].tolist()) for start in starts.tolist()]
 
 
-VIEWS: dict[str, tuple[str, dict[str, Any]]] = {
-    "packed": ("packed", {"length": 7}),
-    "overlapping": ("packed", {"length": 7, "overlap": 5}),
-    "with ends": ("packed", {"length": 9, "bos": 1, "eos": 2}),
-    "documents": ("documents", {"max_length": 12}),
-    "documents with ends": ("documents", {"max_length": 12, "bos": 1, "eos": 2, "loss_mask": True}),
-    "blocks": ("blocks", {"length": 16}),
-    "packs": ("packed_documents", {"length": 130}),
-    "cut packs": ("packed_documents", {"length": 20, "too_long": "cut", "pad_to": 4}),
-    "split packs": ("packed_documents", {"length": 20, "split_across_pack": True}),
-    "best packs": ("packed_documents", {"length": 130, "fit": "best", "eos": 3}),
-    "cropped": ("packed_documents", {"length": 20, "fit": "crop"}),
-    "cropped, rests kept": ("packed_documents", {"length": 20, "fit": "crop", "on_crop": "keep"}),
-}
-
-
-@pytest.mark.parametrize("name", VIEWS)
-def test_tokens_of_documents_are_those_in_the_rows(corpora, name):
-    kind, options = VIEWS[name]
-    tokens = flat_tokens.open(corpora["one"]).train
-    view = getattr(tokens, kind)(**options)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *VIEWS,
+        ("packed", {"bos": 1, "eos": 2}),
+        ("documents", {"bos": 1, "eos": 2, "loss_mask": True}),
+        ("packed_documents", {"too_long": "cut", "pad_to": 4}),
+    ],
+    ids=str,
+)
+def test_tokens_of_documents_are_those_in_the_rows(corpora, kind, options):
+    view = getattr(flat_tokens.open(corpora["one"]).train, kind)(20, **options)
     each = owners(view)
     some = np.random.default_rng(1).random(len(view)) < 0.4
     for rows in (None, some, np.zeros(len(view), bool)):

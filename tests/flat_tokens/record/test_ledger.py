@@ -13,7 +13,7 @@ import flat_tokens
 from flat_tokens import Ledger, Mixture, Schedule
 from flat_tokens.rows.loader import Steps
 from tests.damage import change_file
-from tests.flat_tokens.rows.rows_by_number import Numbers
+from tests.flat_tokens.rows.rows_by_number import VIEWS, Numbers
 from tests.made import write_sequences
 from tests.refusal import refusal
 
@@ -78,15 +78,15 @@ def test_every_view_is_opened_again_as_it_was(tmp_path, views):
     web, code = views["web"].tokens, views["code"].tokens
     for number, (rows, settings) in enumerate(
         [
-            ("packed", {"length": 8, "overlap": 3, "fields": ["inputs", "targets"]}),
-            ("documents", {"max_length": 5, "pad_id": 7}),
-            ("blocks", {"length": 6, "loss_mask": True, "eos": 3}),
-            ("packed_documents", {"length": 20, "fit": "best", "padding_idx": 3, "max_packs": 9}),
-            ("packed_documents", {"length": 20, "fit": "crop", "on_crop": "keep", "bos": 1, "eos": 2, "pad_to": 1}),
+            *VIEWS,
+            ("packed", {"fields": ["inputs", "targets"]}),
+            ("documents", {"pad_id": 7, "bos": 1}),
+            ("blocks", {"loss_mask": True, "eos": 3}),
+            ("packed_documents", {"too_long": "cut", "pad_to": 4, "padding_idx": 3}),
         ]
     ):
         path = tmp_path / f"{number}.json"
-        made = {name: (getattr(tokens, rows)(**settings), 1) for name, tokens in (("web", web), ("code", code))}
+        made = {name: (getattr(tokens, rows)(8, **settings), 1) for name, tokens in (("web", web), ("code", code))}
         expected = Ledger.create(path, made, 8).mixture()
         found = Ledger.open(path).mixture()
         assert [found.digest(step) for step in range(4)] == [expected.digest(step) for step in range(4)]

@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from hypothesis import strategies as st
 
-from flat_tokens import Visits
+from flat_tokens import BlockOrder, Visits
 
 VIEWS: list[tuple[str, dict[str, Any]]] = [
     ("packed", {}),
@@ -23,6 +24,8 @@ VIEWS: list[tuple[str, dict[str, Any]]] = [
     ("packed_documents", {"fit": "crop", "on_crop": "keep", "max_packs": 4}),
 ]
 """Views of every kind, for rows of any length."""
+small = st.integers(1, 12)
+orders = st.sampled_from(["shuffled", "sequential"]) | st.builds(BlockOrder, small, small, st.integers(1, 5))
 PACKS: list[dict[str, Any]] = [{}, {"split_across_pack": True}, {"fit": "best"}, {"too_long": "cut"}]
 """Packs of documents none of which is longer."""
 

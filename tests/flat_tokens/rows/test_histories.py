@@ -5,7 +5,7 @@ runs that act as large ones: the shares and the epochs of each source are those 
 import itertools
 import pickle
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any
@@ -115,6 +115,16 @@ def stream(rows: int, seed: int, source: int, count: int) -> list[int]:
     return KeyedPermutation(rows)(places, derive_keys(seed, 1, source, epochs)).tolist()
 
 
+def visits_one_by_one(batches: list[Any], source: int, asked: Iterable[int]) -> list[tuple[int, int, int]]:
+    """The step and the row of the batch of each visit, by looking at every batch."""
+    return [
+        (row, step, place)
+        for row in asked
+        for step, (sources, index) in enumerate(batches)
+        for place in np.flatnonzero((sources == source) & (index == row)).tolist()
+    ]
+
+
 @given(data=st.data(), block=st.sampled_from([16, 1 << 14]), batch_size=st.integers(1, 900))
 @examples(20)
 def test_a_source_gives_its_own_stream_whatever_the_others_are(data, block, batch_size):
@@ -138,13 +148,9 @@ def test_a_source_gives_its_own_stream_whatever_the_others_are(data, block, batc
         assert theirs == stream(n, seed, k, int(before[k]) + len(theirs))[int(before[k]) :]
         asked = data.draw(st.lists(st.integers(0, n - 1), max_size=5))
         found = mixture.visits(asked, source=str(k), before=steps)
-        wanted = [np.flatnonzero((source == k) & (row == one)).tolist() for one in asked]
-        places = (found.step * batch_size + found.batch_row).tolist()
-        assert list(zip(found.asked.tolist(), places, strict=True)) == [
-            (one, place) for one, of_one in zip(asked, wanted, strict=True) for place in of_one
-        ]
-        nth = {place: int(before[k]) + i for i, place in enumerate(np.flatnonzero(source == k).tolist())}
-        assert found.epoch.tolist() == [nth[place] // n for place in places]
+        assert places_of(found) == visits_one_by_one(batches, k, asked)
+        nth = before[k] + np.cumsum(source == k) - 1
+        assert found.epoch.tolist() == (nth[found.step * batch_size + found.batch_row] // n).tolist()
     assert mixture.drawn(steps).tolist() == (before + np.bincount(source, minlength=count)).tolist()
 
 
@@ -228,12 +234,7 @@ def test_no_history_of_edits_repeats_or_leaves_out_a_sample(data, block, hosts):
     # The inverse finds each visit.
     for k, name in enumerate(mixture.names):
         found = mixture.visits(np.arange(rows[k]), source=name)
-        expected = [
-            (row, step, place)
-            for row in range(rows[k])
-            for step, (source, index) in enumerate(batches)
-            for place in np.flatnonzero((source == k) & (index == row)).tolist()
-        ]
+        expected = visits_one_by_one(batches, k, range(rows[k]))
         assert places_of(found) == expected
         assert Counter(zip(found.row.tolist(), found.epoch.tolist(), strict=True)).keys() == {
             (row, epoch) for row in range(rows[k]) for epoch in range(epochs[k])

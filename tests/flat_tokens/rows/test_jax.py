@@ -1,9 +1,7 @@
 """A loader's batches as arrays that lie on all devices of a mesh, on one host and on two."""
 
-import os
 import socket
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,9 +10,9 @@ import pytest
 
 import flat_tokens
 from flat_tokens import FlatTokens, ShuffledLoader
+from tests.elsewhere import elsewhere
 from tests.made import write_ragged
 
-ROOT = Path(__file__).parents[3]
 BATCH_SIZE, STEP = 8, 3
 
 pytestmark = [
@@ -39,22 +37,15 @@ def loaders(train: FlatTokens) -> list[ShuffledLoader]:
     return [ShuffledLoader(view, BATCH_SIZE, seed=1) for view in views]
 
 
-def run(function: str, *arguments: str | Path | int, devices: int) -> subprocess.Popen[str]:
-    """Calls a function of this module in an interpreter of its own, with so many devices of the host."""
-    code = f"import sys, test_jax; test_jax.{function}(*sys.argv[1:])"
-    paths = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
-    environment = {**os.environ, "PYTHONPATH": paths, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
-    command = [sys.executable, "-W", "error", "-c", code, *map(str, arguments)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+DEVICES = "--xla_force_host_platform_device_count"
 
 
-def test_batches_lie_on_all_devices_of_a_mesh(dataset):
-    process = run("on_one_host", dataset, devices=4)
-    printed, errors = process.communicate(timeout=300)
-    assert (process.returncode, printed) == (0, "right\n"), errors
+def test_batches_lie_on_all_devices_of_a_mesh(dataset, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", f"{DEVICES}=4")
+    elsewhere(on_one_host, dataset)
 
 
-def on_one_host(path: str) -> None:
+def on_one_host(path: Path) -> None:
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
@@ -77,29 +68,23 @@ def on_one_host(path: str) -> None:
             mask = jax.jit(lambda packs: packs.mask())(placed)
             assert mask.sharding.spec[0] == "data"
             assert np.array_equal(mask, batch.mask())
-    print("right")
 
 
-def test_each_of_two_hosts_loads_its_own_rows(dataset):
+def test_each_of_two_hosts_loads_its_own_rows(dataset, monkeypatch):
     """Two processes of two devices each make one array of the batch, and compute with all of it."""
-    with socket.socket() as port:  # held, so that nobody else takes it: servers of gRPC share theirs
+    monkeypatch.setenv("XLA_FLAGS", f"{DEVICES}=2")
+    # The port is held, so that no other process takes it: servers of gRPC share theirs.
+    with socket.socket() as port, ThreadPoolExecutor(2) as hosts:
         port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         port.bind(("127.0.0.1", 0))
-        processes = [run("on_a_host_of_two", dataset, port.getsockname()[1], i, devices=2) for i in range(2)]
-        try:
-            results = [(*process.communicate(timeout=300), process.returncode) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-    for printed, errors, code in results:
-        assert (code, printed.splitlines()[-1:]) == (0, ["right"]), errors
+        list(hosts.map(lambda host: elsewhere(on_a_host_of_two, dataset, port.getsockname()[1], host), range(2)))
 
 
-def on_a_host_of_two(path: str, port: str, process_index: str) -> None:
+def on_a_host_of_two(path: Path, port: int, process_index: int) -> None:
     import jax
     from jax.sharding import NamedSharding, PartitionSpec
 
-    jax.distributed.initialize(f"127.0.0.1:{port}", 2, int(process_index))
+    jax.distributed.initialize(f"127.0.0.1:{port}", 2, process_index)
     assert (jax.process_count(), jax.local_device_count(), jax.device_count()) == (2, 2, 4)
     rows = NamedSharding(jax.make_mesh((4,), ("data",)), PartitionSpec("data"))
     for whole in loaders(flat_tokens.open(path).train):
@@ -118,4 +103,3 @@ def on_a_host_of_two(path: str, port: str, process_index: str) -> None:
             name: int(array.astype("uint32").sum(dtype="uint32")) for name, array in dict(batch).items()
         }
     jax.distributed.shutdown()
-    print("right")

@@ -91,9 +91,8 @@ def test_batches_have_one_bucket_and_keep_their_budget(lengths, buckets, epochs,
         parts = [loader.shard(host, hosts).indices(step).tolist() for host in range(hosts)]
         assert [document for part in parts for document in part] == documents
     filled = [document for document, length in enumerate(lengths) if length]
-    assert sorted(document for document, _, _ in seen) == sorted(filled * epochs)
-    per_epoch = [document for document, step, _ in seen if step < loader.epoch_steps]
-    assert sorted(per_epoch) == filled
+    for epoch in range(epochs):
+        assert sorted(document for document, step, _ in seen if step // loader.epoch_steps == epoch) == filled
     assert loader.left_out == lengths.count(0)
     found = loader.seen(np.arange(len(lengths)))
     assert places_of(found) == sorted(seen)
@@ -180,9 +179,7 @@ def test_hosts_share_the_same_rows_of_every_step(train, order, drop_last, is_who
         assert balanced[step].tokens.tolist() == batch
         for hosts in (1, 2, 4, 8, 16) if is_whole else ((4, 1, 4, 2, 4, 8, 4, 16)[step % 8],):
             parts = [balanced.shard(host, hosts) for host in range(hosts)]
-            later = ShuffledLoader(view, 16, 3, balance=True, start=plain.position(step), **settings)
             rows = [part.indices(step).tolist() for part in parts]
-            assert rows == [later.shard(host, hosts).indices(0).tolist() for host in range(hosts)]
             assert [len(its) for its in rows] == [len(plain.shard(host, hosts).indices(step)) for host in range(hosts)]
             assert sorted(row for its in rows for row in its) == sorted(plain.indices(step).tolist())
             if hosts == 4:

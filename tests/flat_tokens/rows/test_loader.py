@@ -25,7 +25,7 @@ from flat_tokens.rows.loader import ShuffledLoader, Steps, digest_of
 from flat_tokens.rows.mixture import Mixture
 from flat_tokens.rows.orders import ReferenceOrder
 from tests.elsewhere import FRAMEWORKS, in_framework
-from tests.flat_tokens.rows.rows_by_number import Numbers, Row, same_arrays
+from tests.flat_tokens.rows.rows_by_number import VIEWS, Numbers, Row, orders, same_arrays
 from tests.made import write_sequences
 from tests.refusal import refusal
 
@@ -43,10 +43,6 @@ def test_orders_never_change():
     assert batches == [[4, 3, 6, 5], [9, 0, 7, 2], [8, 1, 5, 9], [7, 1, 8, 6], [4, 0, 3, 2]]
     far = ShuffledLoader(Numbers(10**12), 3, 2**64 - 1, epochs=None).indices(10**15)
     assert far.tolist() == [910752333241, 174559511018, 31318009097]
-
-
-small = st.integers(1, 12)
-orders = st.sampled_from(["shuffled", "sequential"]) | st.builds(BlockOrder, small, small, st.integers(1, 5))
 
 
 def streams_of(batches: Iterable[Int64s], streams: int) -> Int64s:
@@ -354,17 +350,13 @@ def test_every_kind_of_view_can_be_mixed(tmp_path):
     """A batch says of each sample where it is from."""
     splits = datasets(tmp_path)
     for name, *options in (
-        ("packed", {"length": 8}),
-        ("packed", {"length": 8, "loss_mask": True}),
-        ("packed", {"length": 8, "overlap": 1}, {"length": 8}),
-        ("documents", {"max_length": 5}),
-        ("documents", {"max_length": 5, "pad_id": 3}, {"max_length": 5, "pad_id": 4}),
-        ("blocks", {"length": 8}),
-        ("packed_documents", {"length": 20}),
-        ("packed_documents", {"length": 20, "fit": "best", "pad_to": 4}),
-        ("packed_documents", {"length": 8, "fit": "crop", "on_crop": "keep"}),
+        *VIEWS,
+        ("packed", {"loss_mask": True}),
+        ("packed", {"overlap": 1}, {}),
+        ("documents", {"pad_id": 3}, {"pad_id": 4}),
+        ("packed_documents", {"too_long": "cut", "pad_to": 4}),
     ):
-        views = [getattr(tokens, name)(**options[k % len(options)]) for k, tokens in enumerate(splits)]
+        views = [getattr(tokens, name)(8, **options[k % len(options)]) for k, tokens in enumerate(splits)]
         mixture = Mixture([(view, 1) for view in views], 40, 1)
         batch = mixture[3]
         assert same_arrays(batch[1:], mixture.indices(3))

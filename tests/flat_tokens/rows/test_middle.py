@@ -15,18 +15,15 @@ import flat_tokens
 from flat_tokens import (
     BlockOrder,
     FillInMiddle,
-    FlatTokens,
     Ledger,
     Mixture,
     ReferenceOrder,
     ShuffledLoader,
-    TokenBatch,
-    write_dataset,
 )
 from flat_tokens.vocabulary import Vocabulary, load_vocabulary
 from tests.examples import examples
 from tests.flat_tokens.rows.rows_by_number import VIEWS, assert_same_rows
-from tests.made import docs_of, publish_docs, sequences
+from tests.made import docs_of, masked_split, publish_docs, sequences, split_of, write_sequences
 from tests.refusal import refusal
 
 ROOT = Path(__file__).parents[3]
@@ -36,17 +33,14 @@ BYTES: dict[str, Any] = {"cuts": "characters", "tokenizer": "bytes"}
 STORIES = str(ROOT / "deployments/demo/tokenizer.json")
 
 
-def written(path: Path, documents: list[list[int]], masks: list[list[int]] | None = None) -> FlatTokens:
-    batch = TokenBatch.from_sequences(documents)
-    if masks is not None:
-        batch = batch._replace(loss_mask=np.array([one for mask in masks for one in mask], np.uint8))
-    write_dataset(path, [batch])
-    return flat_tokens.open(path).train
-
-
 def documents_of(lengths: list[int]) -> list[list[int]]:
     """Tokens that tell their document and their place: 100 * d + place, from 1 on."""
     return [[100 * (d + 1) + place for place in range(length)] for d, length in enumerate(lengths)]
+
+
+def counts(token: int) -> bool:
+    """Whether a token of a document counts for the loss. Others, such as of ends, do not."""
+    return token < PRE and token * 7 % 3 == 1
 
 
 def put_back(read: list[int]) -> list[int]:
@@ -76,7 +70,6 @@ def parts_at(separator: int | None, tokens: list[int]) -> list[list[int]]:
 )
 @examples(100)
 def test_rows_are_those_of_documents_that_are_stored_so(
-    tmp_path_factory,
     lengths,
     rate,
     spm_rate,
@@ -87,12 +80,10 @@ def test_rows_are_those_of_documents_that_are_stored_so(
     separator,
     data,
 ):
-    root, documents = tmp_path_factory.mktemp("fim"), documents_of(lengths)
-    by_characters = {}
+    documents, by_characters = documents_of(lengths), {}
     if not masked and data.draw(st.booleans()):
         by_characters, documents = BYTES, [[100 + token % 7 for token in document] for document in documents]
-    masks = [[(token * 7) % 3 % 2 for token in document] for document in documents] if masked else None
-    plain = written(root / "plain", documents, masks)
+    plain = masked_split([[(token, counts(token)) for token in document] for document in documents], masked=masked)
     common = {"seed": 3, "separator": separator, "fragment_rate": 0.5, **by_characters}
     fim = None if rate is None else FillInMiddle(rate, spm_rate, PRE, MID, SUF, **common)
     found = sequences(plain.packed(1, fim=fim).of_epoch(epoch).tokens)
@@ -104,16 +95,12 @@ def test_rows_are_those_of_documents_that_are_stored_so(
             assert rate
             assert put_back(part) == stored_part
             assert spm_rate < 1 or part[1] == SUF
-    bits = {
-        token: bit for tokens, mask in zip(documents, masks or [], strict=False) for token, bit in zip(tokens, mask, strict=True)
-    }
-    masks_read = [[bits.get(token, 0) for token in read] for read in found]
     bos, eos = ([ends[name]] if name in ends else [] for name in ("bos", "eos"))
-    stored = written(
-        root / "stored",
-        [[*bos, *read, *eos] for read in found],
-        masks and [[0 for _ in bos] + mask + [(mask or [0])[-1] for _ in eos] for mask in masks_read],
-    )
+    stored_so = []
+    for read in found:
+        mask = [False for _ in bos] + [counts(token) for token in read] + [bool(read) and counts(read[-1]) for _ in eos]
+        stored_so.append(list(zip([*bos, *read, *eos], mask, strict=True)))
+    stored = masked_split(stored_so, masked=masked)
     for kind, settings in [*VIEWS, ("packed", {"overlap": data.draw(st.integers(0, length - 1))})]:
         if kind == "packed" and stored.token_count < length:
             continue
@@ -122,8 +109,8 @@ def test_rows_are_those_of_documents_that_are_stored_so(
         assert_same_rows(pickle.loads(pickle.dumps(view.of_epoch(epoch))), expected)
 
 
-def test_cuts_are_even_and_others_in_each_epoch(tmp_path):
-    train = written(tmp_path / "d", [list(range(100, 200))] * 2000)
+def test_cuts_are_even_and_others_in_each_epoch():
+    train = split_of([list(range(100, 200))] * 2000)
     view = train.documents(103, fim=FillInMiddle(0.5, 0.25, PRE, MID, SUF))
     epochs = [view.of_epoch(epoch).batch(np.arange(2000)).targets for epoch in (0, 1)]
     moved = [(rows == PRE).any(axis=1) for rows in epochs]
@@ -143,8 +130,8 @@ ORDERS = ["shuffled", "sequential", ReferenceOrder(2, 2, 2), BlockOrder(4, 2, 2)
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=str)
-def test_a_run_goes_on_at_every_step_on_any_hosts_with_the_cuts_of_its_epoch(tmp_path, order):
-    train = written(tmp_path / "d", documents_of(np.random.default_rng(0).integers(0, 40, 60).tolist()))
+def test_a_run_goes_on_at_every_step_on_any_hosts_with_the_cuts_of_its_epoch(order):
+    train = split_of(documents_of(np.random.default_rng(0).integers(0, 40, 60).tolist()))
     view = train.packed_documents(48, fim=FIM, fit="crop", eos=9005)
     whole = ShuffledLoader(view, 16, 3, epochs=3, order=order, drop_last=True)
     by_epoch = [view.of_epoch(epoch).batch(np.arange(len(view))).tokens for epoch in range(4)]
@@ -158,7 +145,7 @@ def test_a_run_goes_on_at_every_step_on_any_hosts_with_the_cuts_of_its_epoch(tmp
 
 
 def test_mixtures_and_ledgers_have_the_cuts_of_each_epoch(tmp_path):
-    train = written(tmp_path / "d", documents_of([30, 12, 0, 25, 7, 40, 18] * 4))
+    train = flat_tokens.open(write_sequences(tmp_path / "d", documents_of([30, 12, 0, 25, 7, 40, 18] * 4))).train
     few = train.packed(32, fim=FIM)
     many = train.packed(32, fim=FillInMiddle(1, 0, PRE, MID, SUF, inside=[105, 306]))
     mixture = Mixture({"few": (few, 0.4), "many": (many, 0.6)}, 8, seed=5)
@@ -191,25 +178,25 @@ def test_the_key_decides_wherever_the_document_is(tmp_path):
     assert np.array_equal(chosen.batch([0, 1]).encoded, first.batch([4, 1]).encoded)
 
 
-def test_no_cut_is_inside_a_character(tmp_path):
+def test_no_cut_is_inside_a_character():
     """Tokens of single bytes, of text with characters of one to four bytes."""
     text = "aé漢🙂 " * 12
     ids = list(text.encode())
     vocabulary = Vocabulary.of("bytes", None, {byte: bytes([byte]) for byte in range(256)}, None)
     fim = FillInMiddle(1, 0.5, PRE, MID, SUF, inside=vocabulary.inside_characters())
     assert len(fim.inside) == 64
-    view = written(tmp_path / "d", [ids] * 300).documents(len(ids) + 3, fim=fim)
+    view = split_of([ids] * 300).documents(len(ids) + 3, fim=fim)
     for row in view.batch(np.arange(300)).targets.tolist():
         prefix = row.index(SUF)
         for part in (row[1:prefix], row[prefix + 1 : row.index(MID)], row[row.index(MID) + 1 :]):
             bytes(part).decode()
 
 
-def test_parts_of_text_are_tokenized_again_in_each_epoch_if_asked(tmp_path):
+def test_parts_of_text_are_tokenized_again_in_each_epoch_if_asked():
     """Cuts are inside words, and a document keeps its length: what its parts have more goes from the end of its suffix."""
     vocabulary = load_vocabulary(STORIES)
     assert vocabulary.encode
-    train = written(tmp_path / "d", [vocabulary.encode(text).tolist() for text in ("The dog was happy.", "A dog and a cat.")])
+    train = split_of([vocabulary.encode(text).tolist() for text in ("The dog was happy.", "A dog and a cat.")])
     fim = FillInMiddle(1, 0.5, 4093, 4094, 4095, cuts="characters", tokenizer=STORIES)
     again, once = (train.documents(9, fim=replace(fim, each_epoch=each)) for each in (True, False))
     assert all(np.array_equal(once.of_epoch(epoch).batch([0, 1]).encoded, again.batch([0, 1]).encoded) for epoch in (0, 1, 2))
@@ -225,8 +212,8 @@ def test_parts_of_text_are_tokenized_again_in_each_epoch_if_asked(tmp_path):
         train.documents(16, fim=replace(fim, tokenizer="bytes"))
 
 
-def test_fragments_between_separators_are_filled_in_each_by_itself(tmp_path):
-    train = written(tmp_path / "d", [[1, 2, 3, 9, 4, 5, 6, 7, 9, 9, 8], [1, 2, 3, 4]] * 2)
+def test_fragments_between_separators_are_filled_in_each_by_itself():
+    train = split_of([[1, 2, 3, 9, 4, 5, 6, 7, 9, 9, 8], [1, 2, 3, 4]] * 2)
     rows = train.documents(20, pad_id=0, fim=FillInMiddle(1, 0.5, 20, 21, 22, separator=9, fragment_rate=0.7)).batch(range(4))
     assert [row[:length] for row, length in zip(rows.targets.tolist(), rows.length, strict=True)] == [
         [1, 2, 3, 9, 20, 22, 21, 4, 5, 6, 7, 9, 9, 8],
@@ -253,8 +240,8 @@ def test_values_that_cannot_be_are_refused(settings, complaint):
         FillInMiddle(**{"rate": 0.5, "spm_rate": 0.5, "prefix": 1, "middle": 2, "suffix": 3, **settings})
 
 
-def test_ids_of_added_tokens_count_for_the_vocabulary(tmp_path):
-    train = written(tmp_path / "d", [[1, 2, 3, 4]])
+def test_ids_of_added_tokens_count_for_the_vocabulary():
+    train = split_of([[1, 2, 3, 4]])
     tokens = train.packed(4, fim=FIM).tokens
     with refusal("max_token_id is 9003"):
         tokens.require_vocab(9003)

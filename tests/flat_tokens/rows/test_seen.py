@@ -12,7 +12,7 @@ import flat_tokens
 from flat_tokens import BlockOrder, ReferenceOrder, ShuffledLoader
 from tests.elsewhere import FRAMEWORKS, in_framework
 from tests.examples import NIGHTLY
-from tests.flat_tokens.rows.rows_by_number import VIEWS, Numbers, places_of
+from tests.flat_tokens.rows.rows_by_number import VIEWS, Numbers, orders, places_of
 from tests.flat_tokens.rows.test_crop import written
 from tests.made import write_sequences
 from tests.refusal import refusal
@@ -27,18 +27,16 @@ def visits_one_by_one(loader: ShuffledLoader, rows: int) -> list[list[tuple[int,
     return found
 
 
-@given(data=st.data(), rows=st.integers(1, 120), epochs=st.integers(1, 3), streams=st.integers(1, 3), kind=st.integers(0, 3))
-def test_the_steps_of_rows_are_what_looking_at_every_batch_finds(data, rows, epochs, streams, kind):
-    reference = ReferenceOrder(streams, data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4)))
-    blocks = BlockOrder(data.draw(st.integers(1, 9)), data.draw(st.integers(1, 4)), streams)
-    order = ("shuffled", "sequential", reference, blocks)[kind]
-    if kind == 2:
-        rows = max(rows, streams * reference.sequences_per_read_block * 3)
-    rows = max(rows, streams)
-    granularity = streams if kind >= 2 else 1
-    epoch = ShuffledLoader(Numbers(rows), granularity, order=order).epoch_length
-    batch_size = granularity * data.draw(st.integers(1, epoch // granularity))
-    start = granularity * data.draw(st.integers(0, (epochs * epoch - batch_size) // granularity))
+references = st.builds(ReferenceOrder, st.integers(1, 3), st.integers(1, 4), st.integers(1, 4))
+
+
+@given(data=st.data(), rows=st.integers(1, 120), epochs=st.integers(1, 3), order=orders | references)
+def test_the_steps_of_rows_are_what_looking_at_every_batch_finds(data, rows, epochs, order):
+    streams = getattr(order, "streams", 1)
+    rows = max(rows, streams * getattr(order, "sequences_per_read_block", 1) * 3)
+    epoch = ShuffledLoader(Numbers(rows), streams, order=order).epoch_length
+    batch_size = streams * data.draw(st.integers(1, epoch // streams))
+    start = streams * data.draw(st.integers(0, (epochs * epoch - batch_size) // streams))
     drop_last = data.draw(st.booleans()) and epochs * epoch - start >= batch_size
     loader = ShuffledLoader(Numbers(rows), batch_size, 5, order=order, epochs=epochs, start=start, drop_last=drop_last)
     expected = visits_one_by_one(loader, rows)

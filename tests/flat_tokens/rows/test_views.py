@@ -1,11 +1,14 @@
 """Rows for training: packed, one document each, Megatron blocks; of numpy, torch and jax; through their loaders."""
 
 import dataclasses
+import importlib
+import itertools
 import pickle
 import sys
 import tracemalloc
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -23,7 +26,7 @@ from flat_tokens.rows.views import DocumentTokens, PackedTokens, block_starts
 from tests.elsewhere import elsewhere
 from tests.examples import examples
 from tests.flat_tokens.rows.rows_by_number import PACKS
-from tests.made import write_sequences
+from tests.made import masked_split, write_sequences
 from tests.refusal import refusal
 
 NAMES = get_args(LayoutName)
@@ -31,8 +34,6 @@ LARGEST = 2**31 - 1
 EXAMPLE = [[1, 2], [3, 4, 5], [6, 7, 8]]
 FIELDS = ("encoded", "inputs", "targets", "is_seq_start", "segment_ids", "positions")
 
-needs_torch = pytest.mark.needs("torch")
-needs_jax = pytest.mark.needs("jax")
 needs_grain = pytest.mark.needs("grain")
 
 token_ids = st.one_of(st.integers(0, 5), st.just(LARGEST))
@@ -76,33 +77,24 @@ def lists(row: Any) -> dict[str, Any]:
     return {name: np.asarray(array).tolist() for name, array in dict(row).items()}
 
 
-def stacked(rows: list[dict[str, Any]], names: tuple[str, ...]) -> dict[str, list[Any]]:
-    return {name: [row[name] for row in rows] for name in names}
+TYPES = {"encoded": "uint32", "is_seq_start": "bool", "loss_mask": "bool"}
+"""Of fields that are not int32."""
 
 
 def assert_rows(view: Any, rows: list[dict[str, Any]]) -> None:
     """The view has these rows, however they are asked for."""
     names = view.row_type.keys()
+    for one in (view.batch([]), *itertools.islice(view, 1)):
+        assert {name: str(array.dtype) for name, array in dict(one).items()} == {name: TYPES.get(name, "int32") for name in names}
     assert len(view) == len(rows)
     assert [lists(row) for row in view] == rows
     assert [lists(view[i - len(rows)]) for i in range(len(rows))] == rows
     backwards = list(range(len(rows)))[::-1]
     assert [lists(row) for row in view.__getitems__(backwards)] == rows[::-1]
-    assert lists(view.batch(backwards)) == stacked(rows[::-1], names)
+    assert lists(view.batch(backwards)) == {name: [row[name] for row in rows[::-1]] for name in names}
 
 
 # Packed
-
-
-def test_the_types_of_the_fields(tmp_path):
-    train = split(tmp_path, EXAMPLE)
-    types = {"encoded": "uint32", "is_seq_start": "bool", "loss_mask": "bool"}
-    for view, shape in ((train.packed(3), (3,)), (train.blocks(3), (3,)), (train.documents(3), (3,))):
-        rows = dict(view.batch([0, 1]))
-        for name, array in dict(view[0]).items():
-            assert array.dtype == rows[name].dtype == types.get(name, "int32"), name
-            assert array.shape == (() if name == "length" else shape), name
-            assert rows[name].shape == (2, *array.shape), name
 
 
 @given(sequences=ragged, length=st.integers(1, 9), overlap=st.integers(0, 8), layout=st.sampled_from(NAMES))
@@ -472,76 +464,53 @@ def ragged_split(tmp_path: Path) -> FlatTokens:
 
 
 def same(rows: Any, expected: Any) -> None:
-    """Equal arrays of equal types under equal names, of whatever framework."""
+    """Equal arrays of equal types under equal names, of whatever framework. Labels are int32 in jax."""
     rows, expected = dict(rows), dict(expected)
     assert rows.keys() == expected.keys()
     for name, array in expected.items():
-        assert str(rows[name].dtype).removeprefix("torch.") == str(array.dtype), name
+        assert name == "labels" or str(rows[name].dtype).removeprefix("torch.") == str(array.dtype), name
         assert np.array_equal(np.asarray(rows[name]), array), name
 
 
-def torch_rows(train: FlatTokens) -> Any:
-    import torch
-
-    for fields in (None, ("inputs", "is_seq_start", "positions")):
-        for view, tensors in (
-            (train.packed(16, fields=fields), train.packed(16, fields=fields, framework="torch")),
-            (train.blocks(16, fields=fields), train.blocks(16, fields=fields, framework="torch")),
-            (train.documents(5, fields=fields), train.documents(5, fields=fields, framework="torch")),
-        ):
-            tensors = pickle.loads(pickle.dumps(tensors))
-            indices = [3, 0, 3]
-            rows = tensors.batch(indices)
-            assert all(isinstance(tensor, torch.Tensor) for tensor in dict(rows).values())
-            same(rows, view.batch(indices))
-            same(tensors[3], view[3])
-            for row, expected in zip(tensors.__getitems__(indices), view.__getitems__(indices), strict=True):
-                same(row, expected)
-    encoded = train.packed(16)[0].encoded
-    assert frameworks.converted(encoded, "torch").data_ptr() == encoded.ctypes.data, "a tensor is the array, not a copy"
-    return train.packed(16, framework="torch")[3].inputs.tolist()
-
-
-@pytest.mark.slow
-@needs_torch
-def test_torch_tensors(ragged_split):
-    assert elsewhere(torch_rows, ragged_split) == ragged_split.packed(16)[3].inputs.tolist()
+def framework_rows(train: FlatTokens, framework: Any) -> None:
+    kind = importlib.import_module("torch").Tensor if framework == "torch" else importlib.import_module("jax").Array
+    masked = masked_split([[(5, False), (6, True), (7, True)], [], [(8, False)], [(9, True), (10, False)]])
+    for tokens, fields in itertools.product(
+        (train, masked), (None, ("inputs", "is_seq_start", "positions"), ("loss_mask", "labels"))
+    ):
+        if fields and "labels" in fields and tokens is train:
+            continue
+        for make in (partial(tokens.packed, 3), partial(tokens.blocks, 3), partial(tokens.documents, 5)):
+            view, made = make(fields=fields), pickle.loads(pickle.dumps(make(fields=fields, framework=framework)))
+            indices = [1, 0, 1]
+            expected, rows = view.batch(indices), made.batch(indices)
+            assert all(isinstance(array, kind) for array in dict(rows).values())
+            same(rows, expected)
+            same(made[1], view[1])
+            for row, wanted in zip(made.__getitems__(indices), view.__getitems__(indices), strict=True):
+                same(row, wanted)
+            if framework == "jax" and fields is None:
+                as_trees(rows, expected)
+    encoded = train.packed(16).batch([1, 2]).encoded
+    found: Any = frameworks.converted(encoded, framework)
+    address = found.data_ptr() if framework == "torch" else found.unsafe_buffer_pointer()
+    assert address == encoded.ctypes.data, "it is the batch, not a copy"
 
 
-def jax_rows(train: FlatTokens) -> Any:
+def as_trees(rows: Any, expected: Any) -> None:
+    """A row is a pytree: it goes into jit and vmap as it is, four bytes a token, and its fields are computed there."""
     import jax
 
-    for view, arrays in (
-        (train.packed(16), train.packed(16, framework="jax")),
-        (train.blocks(16), train.blocks(16, framework="jax")),
-        (train.documents(5), train.documents(5, framework="jax")),
-    ):
-        indices = [3, 0, 3]
-        expected = view.batch(indices)
-        rows = arrays.batch(indices)
-        assert all(isinstance(array, jax.Array) for array in rows)
-        same(rows, expected)
-        same(arrays[3], view[3])
-        for row, expected_row in zip(arrays.__getitems__(indices), view.__getitems__(indices), strict=True):
-            same(row, expected_row)
-        # A row is a pytree: it goes into jit and vmap as it is, four bytes a token, and its fields are computed there.
-        assert len(jax.tree.leaves(rows)) == len(rows)
-        if view.row_type is DocumentTokens:
-            same(jax.vmap(dict)(rows), expected)
-        same(jax.jit(dict)(rows), expected)
-    fields = train.documents(5, fields=("inputs", "length"), framework="jax").batch([1, 2])
-    same(fields, train.documents(5, fields=("inputs", "length")).batch([1, 2]))
-    encoded = train.packed(16).batch([1, 2]).encoded
-    assert frameworks.converted(encoded, "jax").unsafe_buffer_pointer() == encoded.ctypes.data, (
-        "a jax array is the batch, not a copy"
-    )
-    return train.packed(16, framework="jax")[3].inputs.tolist()
+    assert len(jax.tree.leaves(rows)) == len(rows)
+    if type(rows) is DocumentTokens:
+        same(jax.vmap(dict)(rows), expected)
+    same(jax.jit(dict)(rows), expected)
 
 
-@needs_jax
 @pytest.mark.slow
-def test_jax_arrays(ragged_split):
-    assert elsewhere(jax_rows, ragged_split) == ragged_split.packed(16)[3].inputs.tolist()
+@pytest.mark.parametrize("framework", [pytest.param(name, marks=pytest.mark.needs(name)) for name in ("torch", "jax")])
+def test_arrays_of_frameworks(ragged_split, framework):
+    elsewhere(framework_rows, ragged_split, framework)
 
 
 def rows_through_grain(train: FlatTokens) -> None:
