@@ -68,7 +68,9 @@ def owners(view: Any) -> list[Counter[int]]:
     ],
     ids=str,
 )
-def test_tokens_of_documents_are_those_in_the_rows(corpora, kind, options):
+def test_tokens_of_documents_are_those_in_the_rows(corpora, monkeypatch, kind, options):
+    monkeypatch.setattr("flat_tokens.rows.seen.ROWS_AT_A_TIME", 5)
+    monkeypatch.setattr("flat_tokens.rows.seen.TOKENS_AT_A_TIME", 3)
     view = getattr(flat_tokens.open(corpora["one"]).train, kind)(20, **options)
     each = owners(view)
     some = np.random.default_rng(1).random(len(view)) < 0.4
@@ -91,19 +93,6 @@ def test_the_ends_that_a_view_adds_have_no_text(corpora):
     expected = [int(wide[tokens.sequence(i)].sum()) for i in range(tokens.seq_count)]
     assert bytes_seen(tokens.documents(10_000, eos=2), wide).tolist() == expected
     assert bytes_seen(tokens.packed(1), wide[:3]).sum() == 0  # no id of text is below 3
-
-
-def test_the_work_is_done_in_parts(corpora, monkeypatch):
-    view = flat_tokens.open(corpora["one"]).train.packed(7)
-    some = np.arange(len(view)) % 3 == 1
-
-    def seen() -> list[Any]:
-        return [[tokens_seen(view, rows).tolist(), bytes_seen(view, BYTES, rows).tolist()] for rows in (None, some)]
-
-    whole = seen()
-    monkeypatch.setattr("flat_tokens.rows.seen.ROWS_AT_A_TIME", 5)
-    monkeypatch.setattr("flat_tokens.rows.seen.TOKENS_AT_A_TIME", 3)
-    assert seen() == whole
 
 
 # Rows of epochs
@@ -201,10 +190,6 @@ RUNS: dict[str, dict[str, tuple[str, str, str, dict[str, Any]]]] = {
     "both splits": {
         "a": ("one", "train", "documents", {"max_length": 9}),
         "b": ("one", "validation", "documents", {"max_length": 9}),
-    },
-    "packs": {
-        "a": ("one", "train", "packed_documents", {"length": 130, "fit": "best"}),
-        "b": ("two", "train", "packed_documents", {"length": 130}),
     },
     "cropped": {"a": ("two", "train", "packed_documents", {"length": 24, "fit": "crop", "on_crop": "keep"})},
 }

@@ -108,17 +108,6 @@ def test_the_packs_of_the_real_class(reference):
     assert len(cases) == 40
 
 
-@pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0]])
-@pytest.mark.parametrize("options", PACKS)
-def test_no_tokens_make_no_packs(lengths, options):
-    view = in_memory(lengths).packed_documents(4, **options)
-    assert len(view) == 0
-    assert view.batch([]).tokens.shape == (0, 4)
-    assert view.batch([]).seq_lens == []
-    assert view.batch([]).cu_seqlens.tolist() == [0]
-    assert view.batch([]).max_seqlen == 0
-
-
 @st.composite
 def packings(draw: st.DrawFn) -> tuple[list[int], int]:
     """(lengths of documents, of packs): many exact fits and empty documents, some documents of several packs."""
@@ -235,11 +224,13 @@ def test_the_types_of_a_pack():
     assert [lengths.dtype for lengths in batch.seq_lens] == [np.int64] * 2
     assert batch.cu_seqlens.dtype == np.int32
     assert batch.mask().dtype == np.bool_
+    for options in PACKS:
+        none = in_memory([0, 0]).packed_documents(6, **options).batch([])
+        assert (none.tokens.shape, none.seq_lens, none.cu_seqlens.tolist(), none.max_seqlen) == ((0, 6), [], [0], 0)
 
 
 def test_the_largest_token_id():
-    write_sequences("memory://largest", [[2**31 - 1, 0], [2**31 - 1]])
-    (pack,) = flat_tokens.open("memory://largest").train.packed_documents(4, padding_idx=1)
+    (pack,) = split_of([[2**31 - 1, 0], [2**31 - 1]]).packed_documents(4, padding_idx=1)
     assert pack.tokens.tolist() == [2**31 - 1, 0, 2**31 - 1, 1]
     assert pack.labels.tolist() == [2**31 - 1, 0, 2**31 - 1, -100]
 

@@ -49,15 +49,6 @@ def test_a_selection_of_a_selection_is_one_of_the_split():
     assert chosen.packed(4)[0].targets.tolist() == [5, 6, 7, 11]
 
 
-def test_nothing_selected_is_an_empty_split():
-    chosen = masked_split(DOCUMENTS, masked=False).select(indices=[])
-    assert (chosen.seq_count, chosen.token_count) == (0, 0)
-    assert [len(view) for view in (chosen.packed(2), chosen.documents(2), chosen.blocks(2), chosen.packed_documents(2))] == [
-        0
-    ] * 4
-    assert masked_split(DOCUMENTS, masked=False).select(indices=[1]).packed(1, eos=3)[0].targets.tolist() == [3]
-
-
 def test_wrong_indices_are_refused():
     train = masked_split(DOCUMENTS, masked=False)
     for indices in ([5], [-1, 0]):

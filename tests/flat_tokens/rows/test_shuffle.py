@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from flat_tokens import BlockOrder, ReferenceOrder, ShuffledLoader
 from flat_tokens.annotations import UInt64s
-from flat_tokens.rows.orders import MAX_LENGTH, KeyedPermutation, KeyedPermutations, derive_keys, reference_permutation
+from flat_tokens.rows.orders import MAX_LENGTH, KeyedPermutation, derive_keys, reference_permutation
 from tests.flat_tokens.rows.rows_by_number import Numbers
 from tests.flat_tokens.rows.test_loader import philox_swaps
 from tests.flat_tokens.test_keys import MODULUS, A, B, mix
@@ -81,13 +81,6 @@ def test_each_number_goes_where_the_documented_network_sends_it(length, seed, ep
     assert found.dtype == np.int64
     assert found.tolist() == [documented_place(x, length, (a, b), int(keys[0])) for x in numbers]
     assert permutation.inverse(found, keys).tolist() == numbers
-
-
-def test_permutations_of_several_lengths_are_each_that_of_its_length():
-    lengths, keys = [1, 7, 255, 256, 100_000], derive_keys(3, np.arange(40, dtype=np.uint64))
-    which, indices = np.arange(40) % 5, np.arange(40, dtype=np.uint64) % np.array(lengths * 8, np.uint64)
-    alone = [KeyedPermutation(lengths[k])(indices[i : i + 1], keys[i : i + 1])[0] for i, k in enumerate(which)]
-    assert KeyedPermutations(lengths)(which, indices, keys).tolist() == alone
 
 
 @pytest.mark.parametrize("length", [0, -1, 2**48 + 1])

@@ -84,6 +84,7 @@ TYPES = {"encoded": "uint32", "is_seq_start": "bool", "loss_mask": "bool"}
 def assert_rows(view: Any, rows: list[dict[str, Any]]) -> None:
     """The view has these rows, however they are asked for."""
     names = view.row_type.keys()
+    assert view.__getitems__([]) == []
     for one in (view.batch([]), *itertools.islice(view, 1)):
         assert {name: str(array.dtype) for name, array in dict(one).items()} == {name: TYPES.get(name, "int32") for name in names}
     assert len(view) == len(rows)
@@ -242,13 +243,6 @@ def test_what_numbers_no_rows_is_refused(train):
         for indices in ([0.0], [True], [[0]], 0, ["0"]):
             with refusal("row numbers are int64", TypeError):
                 view.batch(indices)
-
-
-def test_a_batch_of_no_rows(train):
-    for view in three_views(train):
-        assert view.batch([]).encoded.shape == (0, 2)
-        assert view.batch(np.empty(0, np.int64)).inputs.shape == (0, 2)
-        assert view.__getitems__([]) == []
 
 
 def test_rows_of_a_list_are_parts_of_one_array(train):
