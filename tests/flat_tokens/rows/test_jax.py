@@ -37,42 +37,9 @@ def loaders(train: FlatTokens) -> list[ShuffledLoader]:
     return [ShuffledLoader(view, BATCH_SIZE, seed=1) for view in views]
 
 
-DEVICES = "--xla_force_host_platform_device_count"
-
-
-def test_batches_lie_on_all_devices_of_a_mesh(dataset, monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", f"{DEVICES}=4")
-    elsewhere(on_one_host, dataset)
-
-
-def on_one_host(path: Path) -> None:
-    import jax
-    from jax.sharding import NamedSharding, PartitionSpec
-
-    assert jax.device_count() == 4
-    rows = NamedSharding(jax.make_mesh((4,), ("data",)), PartitionSpec("data"))
-    for loader in loaders(flat_tokens.open(path).train):
-        batch = loader[STEP]
-        placed = jax.tree.map(lambda array, rows=rows: jax.make_array_from_process_local_data(rows, array), batch)
-        assert type(placed) is type(batch)
-        for array, whole in zip(jax.tree.leaves(placed), jax.tree.leaves(batch), strict=True):
-            assert array.sharding.spec[0] == "data"
-            for shard in array.addressable_shards:  # each device has its two rows
-                assert shard.data.shape == (2, *whole.shape[1:])
-                assert np.array_equal(shard.data, whole[shard.index].astype(array.dtype))
-        # What is derived within jit lies as the rows do.
-        for name, array in jax.jit(dict)(placed).items():
-            assert array.sharding.spec[0] == "data", name
-            assert np.array_equal(array, batch[name]), name
-        if hasattr(batch, "mask"):
-            mask = jax.jit(lambda packs: packs.mask())(placed)
-            assert mask.sharding.spec[0] == "data"
-            assert np.array_equal(mask, batch.mask())
-
-
 def test_each_of_two_hosts_loads_its_own_rows(dataset, monkeypatch):
     """Two processes of two devices each make one array of the batch, and compute with all of it."""
-    monkeypatch.setenv("XLA_FLAGS", f"{DEVICES}=2")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
     # The port is held, so that no other process takes it: servers of gRPC share theirs.
     with socket.socket() as port, ThreadPoolExecutor(2) as hosts:
         port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -92,10 +59,17 @@ def on_a_host_of_two(path: Path, port: int, process_index: int) -> None:
         mine = whole.shard(jax.process_index(), jax.process_count())[STEP]
         assert len(jax.tree.leaves(mine)[0]) == BATCH_SIZE // 2
         placed = jax.tree.map(lambda array, rows=rows: jax.make_array_from_process_local_data(rows, array), mine)
-        for array, expected in zip(jax.tree.leaves(placed), jax.tree.leaves(batch), strict=True):
-            assert array.shape == expected.shape
+        assert type(placed) is type(batch)
+        # What is derived within jit lies as the rows do: each device has its two rows.
+        for array, expected in [
+            *zip(jax.tree.leaves(placed), jax.tree.leaves(batch), strict=True),
+            *((array, batch[name]) for name, array in jax.jit(dict)(placed).items()),
+            *([(jax.jit(lambda packs: packs.mask())(placed), batch.mask())] if hasattr(batch, "mask") else []),
+        ]:
+            assert (array.shape, array.sharding.spec[0]) == (expected.shape, "data")
             assert not array.is_fully_addressable
             for shard in array.addressable_shards:
+                assert shard.data.shape == (2, *expected.shape[1:])
                 assert np.array_equal(shard.data, expected[shard.index].astype(array.dtype))
         # Every process has the sums over all rows, derived fields included.
         sums = jax.jit(lambda rows: {name: array.astype("uint32").sum() for name, array in dict(rows).items()})(placed)

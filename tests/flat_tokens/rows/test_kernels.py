@@ -64,6 +64,12 @@ def test_documents_are_padded_as_if_the_padding_were_theirs(lengths, pad_to, set
 # Batches by length
 
 
+def visits_one_by_one(loader: BucketedLoader) -> list[tuple[int, int, int]]:
+    """The document, the step and the row of the batch of each visit, by looking at every batch."""
+    batches = enumerate(map(loader.indices, range(len(loader))))
+    return sorted((document, step, row) for step, batch in batches for row, document in enumerate(batch.tolist()))
+
+
 @given(
     lengths=st.lists(st.integers(0, 50), min_size=1, max_size=200).filter(any),
     buckets=st.lists(st.integers(1, 45), min_size=1, max_size=5, unique=True).map(sorted),
@@ -77,7 +83,6 @@ def test_batches_have_one_bucket_and_keep_their_budget(lengths, buckets, epochs,
     budget = data.draw(st.integers(buckets[-1] * hosts, 400 + buckets[-1] * hosts))
     make = partial(BucketedLoader, train, buckets, budget, 3, epochs=epochs, multiple_of=hosts, pad_id=PAD)
     loader = make()
-    seen = []
     for step in range(len(loader)):
         batch, documents = loader[step], loader.indices(step).tolist()
         rows, length = batch.encoded.shape
@@ -87,15 +92,14 @@ def test_batches_have_one_bucket_and_keep_their_budget(lengths, buckets, epochs,
             assert batch.targets[row].tolist() == (documents_of(lengths)[document] + [PAD] * length)[:length]
             assert lengths[document] > (shorter[-1] if shorter else 0)
             assert lengths[document] <= length or length == buckets[-1]
-            seen.append((document, step, row))
         parts = [loader.shard(host, hosts).indices(step).tolist() for host in range(hosts)]
         assert [document for part in parts for document in part] == documents
     filled = [document for document, length in enumerate(lengths) if length]
+    seen = visits_one_by_one(loader)
     for epoch in range(epochs):
         assert sorted(document for document, step, _ in seen if step // loader.epoch_steps == epoch) == filled
     assert loader.left_out == lengths.count(0)
-    found = loader.seen(np.arange(len(lengths)))
-    assert places_of(found) == sorted(seen)
+    assert places_of(loader.seen(np.arange(len(lengths)))) == seen
     start = data.draw(st.integers(0, len(loader)))
     later = make(start=start)
     assert [later.indices(step).tolist() for step in range(len(later))] == [
@@ -106,10 +110,9 @@ def test_batches_have_one_bucket_and_keep_their_budget(lengths, buckets, epochs,
         whole = make(drop_last=True)
         sizes = {whole[step].encoded.shape for step in range(len(whole))}
         assert all(rows == budget // length // hosts * hosts for rows, length in sizes)
-        assert whole.left_out == len(lengths) - sum(len(whole.indices(step)) for step in range(whole.epoch_steps))
-        found = whole.visits(np.arange(len(lengths)))
-        assert all(found.row[k] == whole.indices(found.step[k])[found.batch_row[k]] for k in range(len(found.step)))
-        assert len(found.step) == sum(len(whole.indices(step)) for step in range(len(whole)))
+        seen = visits_one_by_one(whole)
+        assert whole.left_out == len(lengths) - sum(step < whole.epoch_steps for _, step, _ in seen)
+        assert places_of(whole.visits(np.arange(len(lengths)))) == seen
 
 
 def test_epochs_by_length_differ_and_go_on_without_end():

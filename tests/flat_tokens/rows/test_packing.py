@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 import flat_tokens
 from flat_tokens import FillInMiddle, FlatTokens, TokenBatch, write_dataset
 from flat_tokens.rows import packing_index
-from flat_tokens.rows.packing import PackedDocuments, PackedDocumentsView
-from tests.elsewhere import elsewhere
+from flat_tokens.rows.packing import PackedDocumentsView
 from tests.examples import examples
 from tests.flat_tokens.rows.rows_by_number import PACKS
 from tests.flat_tokens.rows.test_crop import assert_packs
@@ -29,9 +28,6 @@ from tests.made import split_of, write_sequences
 from tests.refusal import refusal
 
 NAMES = ("tokens", "labels", "input_pos", "document_ids", "document_range")
-
-needs_torch = pytest.mark.needs("torch")
-needs_jax = pytest.mark.needs("jax")
 
 
 def counted(lengths: list[int]) -> list[list[int]]:
@@ -324,52 +320,6 @@ def test_an_index_takes_memory_for_its_result_alone():
     assert peak() < 2 * 8 * 50_000 + window
     assert peak(split_across_pack=True) < 2 * 8 * 500_000 / 64 + window
     assert peak(too_long="cut") < 2 * 8 * 50_000 + window
-
-
-# torch and jax
-
-
-@needs_torch
-def test_torch_collates_packs():
-    import torch
-    from torch.utils.data import DataLoader, default_collate
-
-    view = in_memory(LENGTHS).packed_documents(6)
-    for batch in (default_collate([view[i] for i in range(3)]), next(iter(DataLoader(view, batch_size=3)))):
-        assert isinstance(batch, PackedDocuments)
-        assert [batch[name].dtype for name in NAMES] == [torch.int32, torch.int64, torch.int32, torch.int64, torch.int64]
-        for name in NAMES:
-            assert batch[name].tolist() == view.batch([0, 1, 2])[name].tolist()
-        assert torch.equal(batch.mask(), torch.from_numpy(view.batch([0, 1, 2]).mask()))
-        assert batch.cu_seqlens.dtype == torch.int32
-        assert batch.cu_seqlens.tolist() == view.batch([0, 1, 2]).cu_seqlens.tolist()
-        assert [lengths.tolist() for lengths in batch.seq_lens] == [view[i].seq_lens.tolist() for i in range(3)]
-        assert isinstance(batch.seq_lens[0], torch.Tensor)
-        assert batch.max_seqlen == view.batch([0, 1, 2]).max_seqlen
-    assert default_collate([dict(view[0]), dict(view[1])])["tokens"].tolist() == view.batch([0, 1]).tokens.tolist()
-
-
-def packs_as_trees() -> list[list[int]]:
-    import jax
-
-    view = in_memory(LENGTHS).packed_documents(6, framework="jax")
-    expected = in_memory(LENGTHS).packed_documents(6).batch([0, 1])
-    batch = view.batch([0, 1])
-    assert all(isinstance(array, jax.Array) for array in batch)
-    stacked = jax.tree.map(lambda *arrays: jax.numpy.stack(arrays), view[0], view[1])
-    assert isinstance(stacked, PackedDocuments)
-    assert stacked.tokens.tolist() == batch.tokens.tolist() == expected.tokens.tolist()
-    assert jax.jit(lambda pack: pack.mask())(batch).tolist() == expected.mask().tolist()
-    assert batch.cu_seqlens.tolist() == expected.cu_seqlens.tolist()
-    assert batch.max_seqlen == expected.max_seqlen
-    assert [lengths.tolist() for lengths in batch.seq_lens] == [lengths.tolist() for lengths in expected.seq_lens]
-    return stacked.tokens.tolist()
-
-
-@needs_jax
-@pytest.mark.slow
-def test_jax_knows_packs_as_trees():
-    assert elsewhere(packs_as_trees) == in_memory(LENGTHS).packed_documents(6).batch([0, 1]).tokens.tolist()
 
 
 # The kept index
