@@ -14,7 +14,6 @@ from tests.flat_tokens.rows.test_crop import written
 from tests.refusal import refusal
 
 needs_torch = pytest.mark.needs("torch")
-needs_jax = pytest.mark.needs("jax")
 
 LENGTHS = st.lists(st.integers(0, 30), min_size=1, max_size=30).filter(any)
 
@@ -144,15 +143,3 @@ def test_attention_with_the_block_mask_is_that_with_the_dense_one():
         assert torch.allclose(found, expected, atol=1e-5)
         theirs = create_block_mask(batch.mask_mod, 2, None, 256, 256, device="cpu")
         assert torch.equal(batch.block_mask().to_dense(), theirs.to_dense())
-
-
-@pytest.mark.slow
-@needs_jax
-def test_bounds_of_jax_arrays_are_those_of_numpy():
-    train = written([5, 3, 0, 9, 2, 7])
-    for name, settings in VIEWS:
-        expected = getattr(train, name)(8, **settings).batch([1, 0])
-        found = getattr(train, name)(8, **settings, framework="jax").batch([1, 0])
-        assert found.cu_seqlens.tolist() == expected.cu_seqlens.tolist()
-        assert found.padded_cu_seqlens(9).tolist() == expected.padded_cu_seqlens(9).tolist()
-        assert np.array_equal(found.mask(), expected.mask())

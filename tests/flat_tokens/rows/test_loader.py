@@ -10,7 +10,6 @@ import time
 import traceback
 from collections.abc import Iterable, Iterator
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,14 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens
-from flat_tokens import BlockOrder, FlatTokens
+from flat_tokens import BlockOrder
 from flat_tokens.annotations import Int64s
 from flat_tokens.rows.loader import ShuffledLoader, Steps, digest_of
 from flat_tokens.rows.mixture import Mixture
 from flat_tokens.rows.orders import ReferenceOrder
 from tests.elsewhere import FRAMEWORKS, in_framework
 from tests.flat_tokens.rows.rows_by_number import VIEWS, Numbers, Row, orders, same_arrays
-from tests.made import write_sequences
+from tests.made import masked_split, split_of
 from tests.refusal import refusal
 
 
@@ -334,33 +333,33 @@ def test_sources_that_cannot_be_mixed_are_refused(sources, complaint):
         Mixture(sources, 4)
 
 
-def datasets(root: Path) -> list[flat_tokens.FlatTokens]:
-    for k in range(2):
-        sequences = [[1000 * k + i] * (i % 7) for i in range(200)]
-        write_sequences(root / str(k), sequences)
-    return [flat_tokens.open(root / str(k)).train for k in range(2)]
-
-
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_every_kind_of_view_can_be_mixed(tmp_path, framework):
-    in_framework(framework, mixed_arrays, datasets(tmp_path))
+def test_every_kind_of_view_can_be_mixed(framework):
+    in_framework(framework, mixed_arrays)
 
 
 def arrays(rows: Any) -> dict[str, Any]:
     return rows if isinstance(rows, dict) else rows._asdict()
 
 
-def mixed_arrays(splits: list[FlatTokens], framework: Any) -> None:
-    """A batch says of each sample where it is from, and has arrays as the views have them."""
-    for name, *options in (
-        *VIEWS,
-        ("packed", {"loss_mask": True}),
-        ("packed", {"fields": ["inputs", "targets", "is_seq_start"]}),
-        ("packed", {"overlap": 1}, {}),
-        ("documents", {"pad_id": 3}, {"pad_id": 4}),
-        ("packed_documents", {"too_long": "cut", "pad_to": 4}),
-    ):
-        views = [getattr(tokens, name)(8, framework=framework, **options[k % len(options)]) for k, tokens in enumerate(splits)]
+MIXED: list[tuple[Any, ...]] = [
+    *VIEWS,
+    ("packed", {"fields": ["inputs", "targets", "is_seq_start"]}),
+    ("packed", {"overlap": 1}, {}),
+    ("documents", {"pad_id": 3}, {"pad_id": 4}),
+    ("packed_documents", {"too_long": "cut", "pad_to": 4}),
+]
+"""Views, with their settings of the first source, and of the second one if they differ."""
+
+
+def mixed_arrays(framework: Any) -> None:
+    """A batch says of each sample where it is from, and has arrays as the views have them, of sources with and without a mask."""
+    one, other = ([[(1000 * k + i, i % 3 > 0)] * (i % 7) for i in range(200)] for k in range(2))
+    for is_masked, (name, *options) in itertools.product((False, True), MIXED):
+        views: list[Any] = [
+            getattr(tokens, name)(8, framework=framework, loss_mask=is_masked, **options[k % len(options)])
+            for k, tokens in enumerate((masked_split(one, masked=False), masked_split(other, masked=is_masked)))
+        ]
         mixture = Mixture([(view, 1) for view in views], 40, 1)
         batch = mixture[3]
         assert same_arrays(batch[1:], mixture.indices(3))
@@ -374,8 +373,8 @@ def mixed_arrays(splits: list[FlatTokens], framework: Any) -> None:
                 assert np.array_equal(np.asarray(found[row]), np.asarray(array[0]))
 
 
-def test_views_of_different_kinds_are_not_mixed(tmp_path):
-    one, other = datasets(tmp_path)
+def test_views_of_different_kinds_are_not_mixed():
+    one, other = split_of([[1] * 9]), split_of([[2] * 9])
     for view in (other.packed(9), other.documents(8), other.packed(8, fields=["inputs"])):
         with refusal("sources '0' and '1' do not fit"):
             Mixture([(one.packed(8), 1), (view, 1)], 4)

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import flat_tokens
 from tests.examples import examples
 from tests.made import masked_split
 
@@ -52,15 +51,6 @@ def test_rows_without_a_mask_count_whole():
     assert train.documents(4)[0].labels.tolist() == [5, 6, 7, -100]
     assert train.documents(4, loss_mask=True)[0].labels.tolist() == [5, 6, 7, -100]
     assert train.packed_documents(4)[1].loss_mask.tolist() == [True, True, False, False]
-
-
-def test_sources_with_and_without_masks_mix():
-    views = {name: masked_split(DOCUMENTS, masked=name == "a").packed(2, loss_mask=True) for name in "ab"}
-    mixture = flat_tokens.Mixture({name: (view, 1) for name, view in views.items()}, 4, seed=1)
-    batch = mixture[0]
-    for row, source in zip(range(4), batch.source, strict=True):
-        labels = batch.samples["labels"][row].tolist()
-        assert labels == views["ab"[source]][int(batch.index[row])]["labels"].tolist()
 
 
 @given(samples, st.integers(1, 9), st.sampled_from(["mmap", "compact", "zarr2"]))
