@@ -17,15 +17,14 @@ from tasks.derive.request import ForgetRequest
 from tests.damage import change_file
 from tests.faults.support import derive_here
 from tests.flat_tokens.demo import TOKENIZER
-from tests.flat_tokens.test_vocabulary import rank_file
+from tests.flat_tokens.test_vocabulary import added, rank_file
 from tests.refusal import refusal
-from tests.tasks.tokenize.family import added
 
 
 def tokenizer_json(path: Path, **changes: Any) -> Path:
     """A byte-level tokenizer.json: a, Ġ (a space) and Ġa, a special token, and one that is not special."""
     definition = {
-        "added_tokens": [added("<|end|>", special=True) | {"id": 3}, added("é!") | {"id": 4}],
+        "added_tokens": [added(3, "<|end|>"), added(4, "é!", special=False)],
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": {"type": "BPE", "vocab": {"a": 0, "Ġ": 1, "Ġa": 2}, "merges": [["Ġ", "a"]]},

@@ -17,7 +17,6 @@ from tasks.tokenize.engines import large_string_array
 from tasks.tokenize.tokenizers import load_tokenizer
 from tests.flat_tokens.demo import TOKENIZER
 from tests.refusal import refusal
-from tests.tasks.tokenize.family import added
 
 BYTES = load_vocabulary("bytes")
 AWKWARD = ["", " ", "Hello wörld 😀 <|endoftext|>\n\n x", "\ufeffa\r\n\tb", "日本語 العربية e\u0301", "def f(x):\n    return x"]
@@ -84,10 +83,15 @@ def test_decoding_joins_the_pieces_and_says_where_each_ends(pieces, ids):
     assert [vocabulary.piece(i) for i in ids] == expected
 
 
+def added(number: int, content: str, *, special: bool = True) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": number, "content": content, "special": special, **flags}
+
+
 def tokenizer_json(vocabulary: dict[str, int], decoder: dict[str, Any] | None, **model: Any) -> dict[str, Any]:
     return {
         "version": "1.0",
-        "added_tokens": [added("<s>▁", special=True) | {"id": len(vocabulary)}],
+        "added_tokens": [added(len(vocabulary), "<s>▁")],
         "decoder": decoder,
         "model": {"type": "BPE", "vocab": vocabulary, "merges": [], **model},
     }
