@@ -188,10 +188,9 @@ RUNS: dict[str, dict[str, tuple[str, str, str, dict[str, Any]]]] = {
         "b": ("one", "train", "packed", {"length": 8, "overlap": 4}),
     },
     "both splits": {
-        "a": ("one", "train", "documents", {"max_length": 9}),
-        "b": ("one", "validation", "documents", {"max_length": 9}),
+        "a": ("one", "train", "packed_documents", {"length": 9, "fit": "crop"}),
+        "b": ("one", "validation", "packed_documents", {"length": 9, "fit": "crop"}),
     },
-    "cropped": {"a": ("two", "train", "packed_documents", {"length": 24, "fit": "crop", "on_crop": "keep"})},
 }
 
 
@@ -204,8 +203,8 @@ def test_a_run_has_seen_what_was_in_its_batches(corpora, tmp_path, name):
     }
     path = tmp_path / "run.json"
     ledger = Ledger.create(path, {"a": (views["a"], 1)}, 6, seed=11)
-    ledger.edit(5, {"a": 1, "b": (views["b"], Schedule([(0, 1), (40, 2)]))} if "b" in views else {"a": 2}, batch_size=9)
-    ledger.edit(11, {min(views, key=lambda source: source != "b"): 1}, batch_size=4)
+    ledger.edit(5, {"a": 1, "b": (views["b"], Schedule([(0, 1), (40, 2)]))}, batch_size=9)
+    ledger.edit(11, {"b": 1}, batch_size=4)
     ledger.edit(14, dict.fromkeys(views, 1.0))
     mixture, each = ledger.mixture(), {source: owners(view) for source, view in views.items()}
     facts = {(of[0], split): Facts(corpora[of[0]], split) for of in RUNS[name].values() for split in SPLITS}
