@@ -292,8 +292,9 @@ class StoredTokens:
                 whole = self._is_whole(shard) if shard.published else load_shard(self.root, shard.key) is not None
                 self._open[shard.key] = None
                 if whole:
-                    documents, kept = open_shard(self.root, shard), shard.written
-                    self._open[shard.key] = documents.part(0, kept), documents.part(kept, shard.seq_count)
+                    with suppress(*NO_OBJECT):  # its tokens may be in objects of another build by now
+                        documents, kept = open_shard(self.root, shard), shard.written
+                        self._open[shard.key] = documents.part(0, kept), documents.part(kept, shard.seq_count)
             return self._open[shard.key]
 
     def _is_whole(self, shard: TokenShard) -> bool:

@@ -1,6 +1,7 @@
 """Several builds of one output at the same moment: equal ones help each other, different ones lose nothing."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from tests.faults.support import (
     pointer,
     receipts,
     settings_of,
+    shards_stay,
     staged,
+    unpublish,
     version_digests,
     write_notes,
 )
@@ -43,26 +46,22 @@ def check_equal_builds(settings: Settings, outcomes: list[dict[str, Any]], calm:
     flat_tokens.verify(root, "full")
 
 
-@pytest.mark.parametrize("count", first_fast([2, 4]))
-def test_equal_builds_at_once_all_succeed(settings, tmp_path, count):
-    outcomes = together(*[settings] * count)
-    check_equal_builds(settings, outcomes, tmp_path / "calm")
-    assert not (Path(settings["output"]) / "_quarantine").exists()
-
-
 @pytest.mark.parametrize("times", first_fast([1, 4]))
-def test_equal_builds_at_once_over_damaged_shards_do_not_take_each_others_away(settings, tmp_path, times):
-    """What one build has just mended, another one that saw the damage too leaves in place."""
+def test_equal_builds_at_once_all_succeed(settings, tmp_path, times):
+    """Over damaged shards, too: what one build has just mended, another one that saw the damage leaves in place."""
     root = Path(settings["output"])
+    check_equal_builds(settings, together(*[settings] * 2), tmp_path / "calm")
+    assert not (root / "_quarantine").exists()
     for turn in range(times):
-        result = build_here(settings)
-        for key in receipts(root):
+        shutil.rmtree(root)
+        with shards_stay():
+            build_here(settings)
+        for key in (keys := receipts(root)):
             shard = root / "_cache" / key / "encoded_tokens/c/0"
             shard.write_bytes(shard.read_bytes()[:-1])
-        version = root / "versions" / result.version
-        version.rename(tmp_path / f"first-{turn}")
-        (root / "latest.json").unlink()
+        unpublish(root)
         check_equal_builds(settings, together(*[settings] * 4), tmp_path / f"calm-{turn}")
+        assert {path.name.rpartition("-")[0] for path in root.glob("_quarantine/*-*")} == keys != set()
 
 
 @pytest.mark.parametrize("times", first_fast([1, 5]))
