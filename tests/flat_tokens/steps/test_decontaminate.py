@@ -156,19 +156,19 @@ def test_pandas_is_not_imported_for_it(tmp_path):
     subprocess.check_call([sys.executable, "-c", program])
 
 
+def runs(words: list[str], count: int) -> set[tuple[str, ...]]:
+    return {tuple(words[i : i + count]) for i in range(len(words) - count + 1)}
+
+
 def grams(texts: Sequence[str], sets: Sequence[Sequence[str]], size: int, least: int) -> set[tuple[int, int]]:
     """Which text has some of which set, by tuples of words."""
-    found = set()
-    for number, of_set in enumerate(sets):
-        wanted = set()
-        for words in (question.split() for question in of_set):
-            length = size if len(words) >= size else len(words)
-            if length >= min(least, size):
-                wanted |= {tuple(words[i : i + length]) for i in range(len(words) - length + 1)}
-        for text, words in enumerate(one.split() for one in texts):
-            if wanted & {tuple(words[i : i + n]) for n in range(1, size + 1) for i in range(len(words) - n + 1)}:
-                found.add((text, number))
-    return found
+    return {
+        (text, number)
+        for number, of_set in enumerate(sets)
+        for question in map(str.split, of_set)
+        for text, words in enumerate(map(str.split, texts))
+        if len(question) >= min(least, size) and runs(question, n := min(size, len(question))) & runs(words, n)
+    }
 
 
 SOME = st.lists(st.sampled_from(["a", "b", "cc", "日", "x" * 9]), max_size=12).map(" ".join)

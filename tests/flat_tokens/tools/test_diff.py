@@ -137,9 +137,8 @@ def test_files_that_came_went_and_were_renamed_are_told_by_their_content(tmp_pat
     write_lines(tmp_path / "in/h.jsonl", {"9": "text 9"})
     b = build_dataset(tmp_path / "b", **settings)
     (change,) = tool.json("diff", a, b, status=1)["sources"]
-    assert change["files_renamed"] == [["f0.jsonl", "g0.jsonl"]]
-    assert (change["files_added"], change["files_removed"], change["files_changed"]) == (["h.jsonl"], ["f1.jsonl"], [])
-    assert change["files_same"] == 2
+    files = [change[f"files_{kind}"] for kind in ("renamed", "added", "removed", "changed", "same")]
+    assert files == [[["f0.jsonl", "g0.jsonl"]], ["h.jsonl"], ["f1.jsonl"], [], 2]
     settings["source"]["name"] = "other"
     c = build_dataset(tmp_path / "c", **settings)
     removed, added = tool.json("diff", b, c, status=1)["sources"]

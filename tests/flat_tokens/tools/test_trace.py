@@ -124,21 +124,14 @@ ORDERS: list[tuple[list[str], dict[str, Any]]] = [
 @pytest.mark.parametrize("view", ["packed", "blocks", "documents", "overlap"])
 def test_a_step_leads_to_the_documents_of_the_loaders_batch(demo, trusting, view, arguments, settings):
     train = flat_tokens.open(demo).train
-    views = {
-        "packed": (train.packed(200), ["--view", "packed"]),
-        "blocks": (train.blocks(200), ["--view", "blocks"]),
-        "documents": (train.documents(200), ["--view", "documents"]),
-        "overlap": (train.packed(200, overlap=1), ["--overlap", "1"]),
-    }
-    rows, options = views[view]
-    loader = ShuffledLoader(rows, 4, **settings)
+    kind, overlap = ("packed", {"overlap": 1}) if view == "overlap" else (view, {})
+    loader = ShuffledLoader(getattr(train, kind)(200, **overlap), 4, **settings)
+    told = [*arguments, "--view", kind, "--overlap", len(overlap), "--batch-size", "4", "--length", "200"]
     for step in (0, 3):
-        found = trusting.json("trace", demo, "--step", step, "--batch-size", "4", "--length", "200", *options, *arguments)
+        found = trusting.json("trace", demo, "--step", step, *told)
         batch = loader[step]
-        expected = [
-            (row >> 1).tolist()[: batch.length[k]] if view == "documents" else (row >> 1).tolist()
-            for k, row in enumerate(batch.encoded)
-        ]
+        lengths = batch.length if view == "documents" else [None] * 4
+        expected = [(row >> 1).tolist()[:length] for row, length in zip(batch.encoded, lengths, strict=True)]
         assert rows_of(found, train) == expected
         assert [row["view_row"] for row in found["rows"]] == loader.indices(step).tolist()
         for row in found["rows"]:
