@@ -188,7 +188,7 @@ OF_COPIES = ("reason", "of", "similarity")
 
 def name_of_kept(column: str) -> str:
     """The name that a kept column has in the table."""
-    return f"columns.{column}" if column in FACTS else column
+    return f"columns.{column}" if column.removeprefix("columns.") in FACTS else column
 
 
 def _repeated(values: Mapping[str, str | None], count: int, name: str) -> Any:

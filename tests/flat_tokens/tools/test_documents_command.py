@@ -136,6 +136,13 @@ def test_rows_say_what_was_left_out(tmp_path):
     assert [int(rows[place]["key"], 16) for place in (("2.jsonl", 4), ("3.jsonl", 8), ("3.jsonl", 1))] == keys
 
 
+def test_kept_columns_have_names_of_their_own(tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "x", "of": 1, "columns": {"of": 2}}) + "\n")
+    source = {"path": str(tmp_path / "a.jsonl"), "keep_columns": ["of", "columns.of"]}
+    (row,) = rows_of(build_here({"source": source, "tokenizer": "bytes", "output": str(tmp_path / "out")}).path)
+    assert [row[name] for name in ("of", "columns.of", "columns.columns.of")] == [None, 1, 2]
+
+
 @pytest.fixture
 def output(tmp_path: Path) -> str:
     """Where copies are left out."""
