@@ -91,6 +91,12 @@ def test_mosaicml_reads_what_is_written(tmp_path, streaming, limit, codec):
     assert [sample["tokens"].tolist() for sample in streamed] == EXAMPLE
 
 
+def test_mosaicml_reads_packed_samples(tmp_path, streaming):
+    put(tmp_path, Mds(length=300, end_of_text=0, drop_last=True, size_limit=5000), [list(range(1, 1000))] * 3)
+    local = streaming.LocalDataset(str(tmp_path), split="train")
+    assert np.array_equal(np.stack([local[i]["tokens"] for i in range(10)]).ravel(), [*range(1, 1000), 0] * 3)
+
+
 @pytest.mark.parametrize(
     ("columns", "compression"),
     [
@@ -228,6 +234,19 @@ def test_what_datatroves_own_writer_writes_is_read(tmp_path, size):
 
 
 # Megatron-LM
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [60_000, 70_000])
+@pytest.mark.needs("torch", "megatron.core")
+def test_megatrons_own_reader_reads_what_is_written(tmp_path, size):
+    indexed_dataset = theirs("megatron.core.datasets.indexed_dataset")
+    sequences = [[1, 2, 3], [59_999], [], list(range(100))]
+    put(tmp_path, Megatron(end_of_text=0, vocabulary_size=size), sequences)
+    dataset = indexed_dataset.IndexedDataset(str(tmp_path / "train"))
+    assert [dataset[i].tolist() for i in range(len(dataset))] == [[*sequence, 0] for sequence in sequences]
+    assert dataset.document_indices.tolist() == [0, 1, 2, 3, 4]
+    assert dataset.index.dtype == indexed_dataset.DType.optimal_dtype(size)
 
 
 @pytest.mark.slow
