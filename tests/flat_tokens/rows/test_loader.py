@@ -161,8 +161,8 @@ def test_a_run_that_is_over_goes_on_with_no_steps():
     loader = ShuffledLoader(Numbers(10), 4)
     assert loader.position(len(loader)) == 10
     over = ShuffledLoader(Numbers(10), 3, start=10)
-    assert len(over) == 0
     assert list(over) == []
+    assert ShuffledLoader(Numbers(10), 4, start=3, drop_last=True).left_out == 3
     with refusal("no step 4", IndexError):
         loader.position(4)
 
