@@ -272,7 +272,9 @@ def check_names(file: TextFile, names: Iterable[str]) -> None:
 
 def _repeated(value: str | None, count: int) -> pa.Array:
     """*count* times the same text, or null."""
-    return pa.nulls(count) if value is None else kept.texts_as_arrow([value.encode(errors="replace")] * count)
+    if value is None:
+        return pa.nulls(count)
+    return pa.repeat(pa.scalar(value.encode(errors="replace").decode(), pa.large_string()), count)
 
 
 def _named_twice(kind: pa.DataType) -> str | None:
@@ -355,6 +357,8 @@ def values_as_array(values: Sequence[Any], name: str, file: str) -> pa.Array:
 
 
 UUID = "arrow.uuid"
+DASHES = (8, 13, 18, 23)
+"""Where the 36 characters of a UUID have them."""
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
@@ -385,8 +389,14 @@ def chosen(batch: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
 
 
 def _uuids_as_text(stored: pa.FixedSizeBinaryArray) -> pa.LargeStringArray:
-    digits = [None if one is None else one.hex() for one in stored.to_pylist()]
-    return kept.texts_as_arrow([h and f"{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}" for h in digits])
+    count, digits = len(stored), np.frombuffer(b"0123456789abcdef", np.uint8)
+    data = np.frombuffer(stored.buffers()[1] or b"", np.uint8)[16 * stored.offset : 16 * (stored.offset + count)]
+    text = np.full((count, 36), ord("-"), np.uint8)
+    text[:, [i for i in range(36) if i not in DASHES]] = digits[np.stack([data >> 4, data & 15], 1)].reshape(count, 32)
+    offsets = np.arange(0, 36 * count + 1, 36, dtype=np.int64)
+    texts = pa.LargeStringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(text.reshape(-1)))
+    nothing = pa.scalar(None, pa.large_string())
+    return pa.compute.if_else(stored.is_null(), nothing, texts) if stored.null_count else texts
 
 
 def _as_float(value: float, name: str, file: str) -> float:
