@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from functools import partial
 
 from flat_tokens.annotations import JsonObject
@@ -19,20 +20,22 @@ from flows.pipelines.stages import (
     FINALIZE,
     FINISH_EXPORT,
     IMPORT,
+    ItemUnderWay,
     Runner,
     assembling,
     in_order,
     shard_parts,
     started_in_order,
 )
-from tasks.derive.imports import open_import, parts_of, provenance, stamps, token_arrays_of
+from tasks.assemble.assembler import Assembler
+from tasks.derive.imports import ImportPart, open_import, parts_of, provenance, stamps, token_arrays_of
 from tasks.derive.request import ImportRequest
 from tasks.finalize.card import card
 from tasks.finalize.provenance import Provenance, forgotten_digest, without_forgotten
 from tasks.finalize.seal import VersionDraft, built_totals
 from tasks.models import digest_of
 from tasks.output.places import check_apart, layout_of
-from tasks.output.target import SplitRule
+from tasks.output.target import SplitRule, Target
 from tasks.parts.part import ShardPart
 from tasks.progress import meter
 from tasks.shards.index import indexed_versions, without_tokens
@@ -94,20 +97,10 @@ def import_files(request: ImportRequest, runner: Runner) -> ImportResult:
                 with assembling(runner, target) as (assembler, under_way):
                     with timed("import", output.seconds):
                         parts = parts_of(request, found, stored, tokenizer.digest if tokenizer else None, forgotten)
-                        versions, keys = indexed_versions(target.root), [digest_of(part.inputs()) for part in parts]
-                        missing = without_receipt(target.root, without_tokens(target.root, versions, keys))
-                        reuse.update(parts=len(parts), parts_reused=len(parts) - len(missing))
                         meter.begin("import", TOKEN_BYTES * sum(split.token_count for split in found.splits.values()))
-                        shards = started_in_order(runner, under_way, parts, IMPORT.given(target.workspace, versions))
-                        numbers = {split: i for i, split in enumerate(dict.fromkeys(part.split for part in parts))}
-                        for part, shard in zip(parts, shards, strict=True):
-                            all_in = part.split if request.validation_fraction is None else None
-                            place = {"file": numbers[part.split], "first_row": part.start}
-                            assembler.add(ShardPart(shard=shard, all_in=all_in, **place))
-                        if stamps(files.store, files.keys) != before:
-                            raise ValueError(
-                                f"{request.path}: was changed while it was read. Import it again when nobody writes to it."
-                            )
+                        reused = add_parts(request, parts, target, runner, assembler, under_way)
+                        reuse.update(parts=len(parts), parts_reused=reused)
+                        check_unchanged(request, files, before)
                         counted = shard_parts(assembler.end())
                         check_vocabulary(request, tokenizer, counted)
                     with timed("split", output.seconds):
@@ -120,6 +113,31 @@ def import_files(request: ImportRequest, runner: Runner) -> ImportResult:
                     )
                     runner.start(target, FINALIZE.given(draft, request.verify_level)).result()
         return version.finish(ImportResult, format=found.format, **reuse)
+
+
+def add_parts(
+    request: ImportRequest,
+    parts: list[ImportPart],
+    target: Target,
+    runner: Runner,
+    assembler: Assembler,
+    under_way: deque[ItemUnderWay],
+) -> int:
+    """Import the parts that have no shard yet, and add all of them to the version. Return how many had one."""
+    versions, keys = indexed_versions(target.root), [digest_of(part.inputs()) for part in parts]
+    missing = without_receipt(target.root, without_tokens(target.root, versions, keys))
+    shards = started_in_order(runner, under_way, parts, IMPORT.given(target.workspace, versions))
+    numbers = {split: i for i, split in enumerate(dict.fromkeys(part.split for part in parts))}
+    for part, shard in zip(parts, shards, strict=True):
+        all_in = part.split if request.validation_fraction is None else None
+        assembler.add(ShardPart(shard=shard, all_in=all_in, file=numbers[part.split], first_row=part.start))
+    return len(parts) - len(missing)
+
+
+def check_unchanged(request: ImportRequest, files: Files, before: list[tuple[int, ...]]) -> None:
+    """Refuse files that were written while they were read."""
+    if stamps(files.store, files.keys) != before:
+        raise ValueError(f"{request.path}: was changed while it was read. Import it again when nobody writes to it.")
 
 
 def check_files_apart(request: ImportRequest, root: Store) -> None:
