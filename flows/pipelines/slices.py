@@ -52,7 +52,7 @@ def tokenize(
         if runner.workers != "machines":
             numbered = reversed([*enumerate(zip(stored.keys, text.slices, strict=True))])  # the first of equal slices counts
             order = {key: (number, slice_.split) for number, (key, slice_) in numbered}
-            streams, copies = may_stream(target.root, config, here=True), runner.workers == "threads"
+            streams, copies = may_stream(target.root, config), runner.workers == "threads"
             sink = assembler.open_sink(order, streams=streams, copies=copies, duplicates=duplicates)
         with fetched_ahead(stored.unread if runner.workers != "machines" else [], config.sources, workspace):
             shards = started_in_order(

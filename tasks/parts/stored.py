@@ -224,14 +224,13 @@ TAILS = "tails"
 """Below a streamed shard: of each of its token arrays the tail in each split."""
 
 
-def may_stream(root: Store, config: BuildConfig, *, here: bool) -> bool:
-    """Whether tokens go straight into the version, so that slices have no shards of their own. Not where
+def may_stream(root: Store, config: BuildConfig) -> bool:
+    """Whether tokens go straight into the version, if this machine tokenizes, so that slices have no shards of their own. Not if
 
-    - other machines tokenize, rather than this one (*here*);
     - the output is remote: a killed build would lose what an object has before it is complete;
     - near-duplicates are left out, or go to one split: where documents go is known when all have been read.
     """
-    return here and root.is_local and not config.waits_for_clusters
+    return root.is_local and not config.waits_for_clusters
 
 
 Tail = TokenArrays

@@ -337,7 +337,7 @@ def room_for(config: BuildConfig, root: Store, whole: Sums, recipe: Recipe, slic
         beside_items += bytes_of_objects(specs.seq_starts, documents + 1)
         beside_items += len(config.facts) * bytes_of_objects(document_spec(specs), documents)
     dataset_bytes = whole.dataset_bytes + beside_items
-    streamed = may_stream(root, config, here=config.runner == "threads")
+    streamed = config.runner == "threads" and may_stream(root, config)
     of_texts = recipe.facts_of_texts(slices[0]) if slices else {}
     beside = BESIDE_BYTES + 8 * sum(made.numbers for made in of_texts.values())
     in_shards = 0.0 if streamed else whole.tokens * TOKEN_BYTES + whole.documents * beside
