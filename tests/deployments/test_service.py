@@ -217,13 +217,14 @@ def test_registered_again_paused_schedules_stay_paused_and_those_of_people_stay(
 
 
 STRANGERS = [
-    ({}, 401),
-    ({"Authorization": "Basic YWRtaW46cGFzc3dvcmQ="}, 401),
-    ({"Authorization": "Bearer theirs"}, 401),
-    # Pages may send without asking, if it is text. test_own_address.py has more.
-    ({"Content-Type": "text/plain", "Origin": "http://evil.example"}, 403),
+    ("POST", {}, 401),
+    ("POST", {"Authorization": "Basic YWRtaW46cGFzc3dvcmQ="}, 401),
+    ("POST", {"Authorization": "Bearer theirs"}, 401),
+    # Pages may send without asking, if it is text; before a header of their own browsers ask. test_own_address.py has more.
+    ("POST", {"Content-Type": "text/plain", "Origin": "http://evil.example"}, 403),
+    ("OPTIONS", {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}, 403),
 ]
-"""Headers of those who may not make a deployment, which with a step of its own runs anything; and what they are answered."""
+"""Methods and headers of those who may not make a deployment, which with a step of its own runs anything; and what they are answered."""
 
 
 def test_what_answers_without_the_secret(service):
@@ -239,8 +240,8 @@ def test_what_answers_without_the_secret(service):
     assert (told["auth"], told["api_url"]) == ("BASIC", "/api")  # whichever of its names the browser shows
     assert service.ask("GET", "/version").status_code == 200
 
-    for headers, status in STRANGERS:
-        refused = requests.post(f"{service.url}/deployments/", data="{}", headers=headers, timeout=60)
+    for method, headers, status in STRANGERS:
+        refused = requests.request(method, f"{service.url}/deployments/", data="{}", headers=headers, timeout=60)
         assert (refused.status_code, "access-control-allow-origin" in refused.headers) == (status, False)
     private = [
         "/version",
