@@ -224,7 +224,7 @@ STRANGERS = [
     ("POST", {"Content-Type": "text/plain", "Origin": "http://evil.example"}, 403),
     ("OPTIONS", {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}, 403),
 ]
-"""Methods and headers of those who may not make a deployment, which with a step of its own runs anything; and what they are answered."""
+"""Requests that may not make a deployment, which with a step of its own runs anything: method, headers, status of the answer."""
 
 
 def test_what_answers_without_the_secret(service):
