@@ -208,8 +208,8 @@ def test_what_litdata_writes_is_read(tmp_path, litdata, kind, items, compression
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [60_000, 70_000])
 @pytest.mark.needs("torch", "datatrove")
-def test_datatroves_own_readers_read_what_is_written(tmp_path, size):
-    """The merger, which takes files apart by their indexes, writes the same ones."""
+def test_datatroves_own_merger_writes_the_same_files(tmp_path, size):
+    """It takes them apart by their indexes."""
     merger = theirs("datatrove.pipeline.tokens.merger")
     sequences = [[1, 2, 3], [59_999], [7] * 100]
     put(tmp_path, Datatrove(end_of_text=0, vocabulary_size=size, tokenizer="any"), sequences)

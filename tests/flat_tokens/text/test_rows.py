@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from flat_tokens.text.arrow import ARROW
 from flat_tokens.text.parquet import PARQUET
-from flat_tokens.text.rows import TextFile, check_columns, messages_as_json, to_large
+from flat_tokens.text.rows import TextFile, as_plain, check_columns, messages_as_json, to_large
 from tests.refusal import refusal
 from tests.sources import arrow_bytes, documents_of, parquet_bytes
 
@@ -47,6 +47,13 @@ print(texts.to_pylist(), "pyarrow.compute" in sys.modules)
 
 def extension(kind: pa.DataType, values: list[Any]) -> pa.Array:
     return pa.ExtensionArray.from_storage(kind, pa.array(values, kind.storage_type))
+
+
+@given(st.lists(st.none() | st.uuids(), max_size=12), st.integers(0, 12), st.integers(0, 12))
+def test_a_uuid_is_its_36_characters_wherever_it_lies_in_an_array(ids, start, length):
+    texts = as_plain(extension(pa.uuid(), [one and one.bytes for one in ids])[start : start + length])
+    texts.validate(full=True)
+    assert texts.to_pylist() == [one and str(one) for one in ids[start : start + length]]
 
 
 @pytest.mark.skipif(

@@ -6,7 +6,7 @@ import shutil
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 
@@ -74,12 +74,13 @@ def test_every_token_is_told_of_once(dataset, tmp_path, format):
 def test_files_that_are_whole_are_not_written_again(dataset, tmp_path, monkeypatch):
     """Those that are missing or damaged are, and so is what an error kept from being written."""
     out, options = tmp_path / "out", {"tokens_per_file": 3}
-    full = replace(FORMATS["megatron"], write=Mock(side_effect=OSError(28, "No space left on device")))
+    write = Mock(wraps=FORMATS["megatron"].write, side_effect=[DEFAULT, DEFAULT, *[OSError(28, "No space left on device")] * 9])
     with monkeypatch.context() as patch, refusal("No space left", OSError):
-        patch.setattr(exporting, "FORMATS", {"megatron": full})
+        patch.setattr(exporting, "FORMATS", {"megatron": replace(FORMATS["megatron"], write=write)})
         export(dataset, out, **options)
-    assert contents(out) == {}
+    assert len(contents(out)) == 4
     whole, written = export(dataset, out, **options), contents(out)
+    assert whole.reused == 2
     (out / whole.objects[0].key).unlink()
     flip(out / whole.objects[-1].key)
     done = export(dataset, out, **options)

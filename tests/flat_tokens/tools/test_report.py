@@ -86,14 +86,13 @@ def test_the_page_is_one_file_that_loads_nothing_with_every_section_and_the_numb
 
 
 def test_names_and_tokens_are_text_and_never_markup(tmp_path):
-    source = {"name": HOSTILE, "from": HOSTILE, "revision": HOSTILE, "text_column": HOSTILE, "files": []}
-    source["files"] = [{"name": HOSTILE, "size": 1, "sha256": HOSTILE}]
-    tokenizer = {"name": HOSTILE, "digest": HOSTILE, "highest_id": 39}
-    text = of(
-        [[1, 2, 3], [4]], tmp_path, name=f"{HOSTILE}\x1b\x9b", sources=[source], tokenizer=tokenizer, documents={HOSTILE: HOSTILE}
-    )
+    evil = f"{HOSTILE}\x1b\x9b\u202e"
+    source = {"name": evil, "from": evil, "revision": evil, "text_column": evil, "files": []}
+    source["files"] = [{"name": evil, "size": 1, "sha256": evil}]
+    tokenizer = {"name": evil, "digest": evil, "highest_id": 39}
+    text = of([[1, 2, 3], [4]], tmp_path, name=evil, sources=[source], tokenizer=tokenizer, documents={evil: evil})
     assert self_contained(text).text.count("<script>alert(1)</script>") > 5
-    assert not {"\x1b", "\x9b"} & set(text)
+    assert not {"\x1b", "\x9b", "\u202e"} & set(text)
 
 
 MANY_LENGTHS = [[1] * length for length in [*range(40), 100, 1000, 70_000]]
