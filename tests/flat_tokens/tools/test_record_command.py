@@ -72,7 +72,7 @@ def test_columns_that_a_phone_leaves_out_are_left_out_of_head_and_rows(ledger):
 
 
 def test_the_page_loads_nothing_and_strangers_names_are_text(tmp_path):
-    source = {"name": HOSTILE, "from": HOSTILE, "files": [{"name": HOSTILE, "size": 1, "sha256": HOSTILE}]}
+    source = {"name": HOSTILE, "from": HOSTILE, "revision": HOSTILE, "files": [{"name": HOSTILE, "size": 1, "sha256": HOSTILE}]}
     write_sequences(tmp_path / "d", [[1, 2]], provenance={"name": HOSTILE, "sources": [source]})
     record = record_of_dataset(tmp_path / "d")
     record["by"][HOSTILE] = [{"value": HOSTILE, "documents": 1, "tokens": 2, "stored_tokens": 2, "text_bytes": None}]
