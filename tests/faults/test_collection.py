@@ -15,6 +15,7 @@ from tasks.garbage import Policy, collect
 from tasks.output.versions import list_versions, unpin
 from tests.faults.power_loss import tree_of
 from tests.faults.support import build_here, digests, receipts, settings_of, staged, version_digests, write_notes
+from tests.flows.pipelines.test_reruns import stamps_of
 from tests.processes import in_threads
 from tests.refusal import refusal
 
@@ -100,9 +101,9 @@ def test_readers_keep_their_version_while_the_next_is_built_and_until_it_is_coll
     source = write_notes(tmp_path / "in/a.jsonl", 20)
     first = Path(build_here(settings_of(root, source)).path)
     readers = [flat_tokens.open(root).train, flat_tokens.open(root / "latest").train]
-    before, tokens = digests(first), [reader.slice(0, reader.token_count) for reader in readers]
+    before, tokens = (digests(first), stamps_of(first)), [reader.slice(0, reader.token_count) for reader in readers]
     build_here(settings_of(root, source, split_seed=1))
-    assert digests(first) == before
+    assert (digests(first), stamps_of(first)) == before
     assert os.path.realpath(root / "latest") == os.path.realpath(flat_tokens.open(root).path) != str(first)
     collect(Store.at(root), EVERYTHING, delete=True)
     with pytest.raises(FileNotFoundError):

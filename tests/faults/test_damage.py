@@ -234,6 +234,9 @@ def test_a_damaged_pointer_is_a_clear_error(built, output, row, told):
     with refusal(told):
         build_here(settings)
     assert (output / "latest.json").read_bytes() == before
+    (output / "latest.json").write_bytes(b"")
+    with refusal(NOT_A_POINTER):
+        build_here({**settings, "split_seed": 9})
     assert len(list((output / "versions").iterdir())) == 1
 
     (output / "latest.json").unlink()

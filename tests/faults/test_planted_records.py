@@ -132,6 +132,7 @@ def test_nothing_is_written_for_prefect_and_what_is_no_shard_is_a_miss(storage, 
     """It writes neither over a receipt nor beside it."""
     before = digests(output)
     storage.write_path(key, b"anything")
+    asyncio.run(storage.awrite_path(key, b"anything"))
     for name in ("0" * 64, "new", ".", "../outside", "/outside", "a/b", f"_cache/{key}/receipt.json"):
         storage.write_path(name, b"anything")
         asyncio.run(storage.awrite_path(name, b"anything"))

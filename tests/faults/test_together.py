@@ -26,7 +26,7 @@ from tests.processes import python
 
 def together(*several: Settings) -> list[dict[str, Any]]:
     """Builds that begin behind one barrier; the result or the error of each."""
-    done = python("-m", "tests.faults.together", *map(json.dumps, several))
+    done = python("-m", "tests.faults.together", *map(json.dumps, several), check=True)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 

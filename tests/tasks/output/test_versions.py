@@ -7,6 +7,8 @@ import hashlib
 import json
 import os
 import threading
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -440,6 +442,16 @@ def test_a_version_that_was_changed_is_not_approved(at):
     with refusal("is not what the gates looked at"):
         approve(at.root, None, "yes")
     assert read_pointer(at.root).version == at.latest
+
+
+def test_of_decisions_at_once_one_counts(at):
+    def decide(one: Callable[..., Any]) -> None:
+        with suppress(ValueError):
+            one(at.root, None, "why")
+
+    in_threads(decide, [approve, reject])
+    (decision,) = (one.decision.what for one in read_pointer(at.root).decisions)
+    assert read_pointer(at.root).version == (at.waits if decision == "approved" else at.latest)
 
 
 @IN_A_STORE

@@ -91,8 +91,9 @@ def test_a_shard_survives_a_power_loss_before_it_gets_its_name(slices, monkeypat
         assert {str(path) for path in (staged, *staged.rglob("*"))} <= synced
 
     with monkeypatch.context() as patch:
-        before_each_call(patch, "os.rename", check_synced)
+        renamed = before_each_call(patch, "os.rename", check_synced)
         write_shard(draft, place)
+    assert renamed
     assert facts(load_shard(place.root, draft.key)) == facts(draft)
 
 
