@@ -285,6 +285,7 @@ def test_nobody_else_reads_the_secret(service, home):
     for pid in family(service.process.pid):
         assert service.secret.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
     private = [service.secret_file, *(path for path in (home / "prefect").rglob("*.db*") if path.is_file())]
+    assert len(private) > 1
     assert {stat.S_IMODE(path.stat().st_mode) for path in private} == {0o600}
     password = service.secret.removeprefix("admin:").encode()
     holders = [path for path in home.rglob("*") if path.is_file() and password in path.read_bytes()]

@@ -53,8 +53,9 @@ def test_a_prompt_and_its_completion_are_one_text_and_two_again(pairs):
     assert prompts_and_completions(texts).to_pylist() == [text for pair in pairs for text in pair]
 
 
-def test_plain_zarr_reads_the_mask_beside_the_tokens(tmp_path):
-    build_here(settings(tmp_path / "out", write_pairs(tmp_path / "in/x.jsonl", PAIRS[:3])))
+@pytest.mark.parametrize("layout", ["mmap", "compact", "zarr2"])
+def test_plain_zarr_reads_the_mask_beside_the_tokens(tmp_path, layout):
+    build_here(settings(tmp_path / "out", write_pairs(tmp_path / "in/x.jsonl", PAIRS[:3]), layout=layout))
     train = zarr.open_group(str(tmp_path / "out/latest/train"), mode="r")
     assert np.asarray(train["loss_mask"]).tolist() == [0, 0, 0, 0, 1, 1, 0, 0]
     assert train["loss_mask"].dtype == np.uint8

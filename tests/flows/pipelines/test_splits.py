@@ -93,6 +93,7 @@ def test_documents_go_where_a_naive_program_puts_them(tmp_path, by):
     untold = told(tmp_path / "untold", tmp_path / "a.jsonl")  # who speaks of no split does not have equal texts looked for
     del untold["test_fraction"]
     assert build_here(untold).equal_texts_apart is None
+    assert BuildConfig.model_validate({**untold, "split": {"by": by}}).may_part_equal_texts == (by != "text")
 
 
 @pytest.mark.parametrize("by", first_fast(["key", "cluster", "domain", "text"], every=2))

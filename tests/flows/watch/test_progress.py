@@ -174,6 +174,8 @@ def test_every_stage_is_an_artifact_that_moves(monkeypatch):
     assert seen.progress["seen-by-people-tokenize"][1].startswith("Done: 9 documents, 120 tokens, 1.0 kB at ")
     assert seen.progress["seen-by-people-export"][1].startswith("Done: 5 tokens, 20 B at ")
     assert seen.progress["second-verify"][1] == "Done: there was nothing to do"
+    end = {"event": {"name": ["flat-tokens.run.ended"]}, "resource": {"id": [f"prefect.flow-run.{seen.run['id']}"]}}
+    assert until(lambda: ask("/events/filter", filter=end)["total"])  # the automations look after it
 
 
 @on_prefect_server
