@@ -571,7 +571,6 @@ KEPT = {"near_duplicates": {"action": "keep"}}
     ("changed", "streams"),
     [
         ({}, True),
-        ({"here": False}, False),
         ({"root": Store.at("memory://there")}, False),
         ({"config": config(documents={"duplicates": "drop"})}, True),
         ({"config": config(documents={"near_duplicates": {}})}, False),
@@ -580,7 +579,7 @@ KEPT = {"near_duplicates": {"action": "keep"}}
     ],
 )
 def test_where_tokens_go_straight_into_the_version(on_disk, changed, streams):
-    usual = {"root": on_disk.root, "config": config(), "here": True}
+    usual = {"root": on_disk.root, "config": config()}
     assert may_stream(**{**usual, **changed}) == streams
 
 
