@@ -168,23 +168,16 @@ def test_arrays_share_the_bound(tmp_path, eight, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_was_used_last_stays_mapped(tmp_path, eight, kind, monkeypatch):
+def test_what_was_used_last_stays_mapped(tmp_path, eight, kind):
     """A file that is read now and then is not opened again, however many others are read in between."""
     hot, cold = (written(tmp_path / name, kind, np.arange(OBJECT * 40, dtype=np.uint32)) for name in ("hot", "cold"))
     hot.read(0, 3)
-    opened = []
-
-    def noted(path: str, damaged: Any) -> mmap.mmap:
-        opened.append(path)
-        return maps.map_file(path, damaged)
-
-    monkeypatch.setattr("flat_tokens.arrays.stored.map_file", noted)
+    mapped = (hot._files or hot._words)[0]
     for k in range(40):
         cold.read(k * OBJECT, k * OBJECT + 3)
         hot._decoded.clear()
         assert hot.read(0, 3).tolist() == [0, 1, 2]
-    assert len(opened) == 40
-    assert not [path for path in opened if "hot" in path]
+    assert (hot._files or hot._words)[0] is mapped
 
 
 def test_the_bound_follows_the_limit(monkeypatch):
@@ -212,7 +205,7 @@ def test_where_others_hold_the_descriptors_fewer_files_are_mapped(tmp_path, eigh
     assert len(maps._alive) <= free
 
 
-SYSTEM = ("EMFILE", "ENFILE", "EACCES", "EPERM", "ESTALE", "EIO", "ENOMEM", "ENODEV", "EAGAIN", "EOVERFLOW")
+SYSTEM = ("EMFILE", "ENFILE", "EACCES", "ESTALE", "EIO", "ENOMEM", "ENODEV", "EAGAIN")
 
 
 @pytest.mark.parametrize("kind", KINDS)

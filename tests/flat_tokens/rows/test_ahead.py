@@ -36,7 +36,6 @@ def tokens_asked_for() -> set[tuple[str, int, int]]:
 
 VIEWS: dict[str, Callable[[Any], Any]] = {
     "packed": lambda train: train.packed(2048),
-    "overlapping": lambda train: train.packed(2048, overlap=1),
     "documents": lambda train: train.documents(300),
     "blocks": lambda train: train.blocks(2048),
     "packs": lambda train: train.packed_documents(2048),

@@ -136,7 +136,7 @@ def test_attention_with_the_block_mask_is_that_with_the_dense_one():
     train = written(np.random.default_rng(0).integers(0, 200, 60).tolist())
     torch.manual_seed(0)
     query, key, value = torch.randn(3, 2, 2, 256, 8)
-    for view in (train.packed(256), train.blocks(256), train.packed_documents(256), train.packed_documents(256, fit="crop")):
+    for view in (train.packed(256), train.packed_documents(256)):
         batch = view.batch([0, 3])
         expected = scaled_dot_product_attention(query, key, value, attn_mask=torch.as_tensor(batch.mask())[:, None])
         found = flex_attention(query, key, value, block_mask=batch.block_mask())

@@ -27,13 +27,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loaders(train: FlatTokens) -> list[ShuffledLoader]:
-    views = (
-        train.packed(32),
-        train.blocks(32),
-        train.documents(24),
-        train.packed_documents(32),
-        train.packed(32, fields=["inputs"]),
-    )
+    views = train.packed(32), train.documents(24), train.packed_documents(32), train.packed(32, fields=["inputs"])
     return [ShuffledLoader(view, BATCH_SIZE, seed=1) for view in views]
 
 

@@ -1,7 +1,6 @@
 """Rows of a dataset with a loss mask, against the mask cut by hand and against torchtune's class."""
 
 import importlib.util
-import random
 import sys
 import types
 from collections.abc import Iterator
@@ -25,12 +24,6 @@ samples = st.lists(st.lists(st.tuples(st.integers(1, 99), st.booleans()), max_si
 DOCUMENTS: list[Sample] = [[(5, False), (6, True), (7, True)], [], [(8, False)], [(9, True), (10, False)]]
 
 
-def test_the_fields_of_packed_rows():
-    rows = masked_split(DOCUMENTS).packed(3).batch([0, 1])
-    assert rows.keys() == ("encoded", "loss_mask", "inputs", "targets", "is_seq_start", "segment_ids", "positions")
-    assert (rows.loss_mask.dtype, rows["labels"].dtype) == (bool, np.int64)
-
-
 def test_packs_of_documents():
     rows = masked_split(DOCUMENTS).packed_documents(4).batch([0, 1])
     assert rows.tokens.tolist() == [[5, 6, 7, 8], [9, 10, 0, 0]]
@@ -40,16 +33,16 @@ def test_packs_of_documents():
 
 def test_rows_without_a_mask_count_whole():
     """Their fields are what they were; with ``loss_mask=True`` they have the mask of tokens that all count."""
-    train = masked_split(DOCUMENTS, masked=False)
-    assert train.packed(3)[0].keys() == ("encoded", "inputs", "targets", "is_seq_start", "segment_ids", "positions")
+    masked, train = masked_split(DOCUMENTS), masked_split(DOCUMENTS, masked=False)
+    names = ("encoded", "inputs", "targets", "is_seq_start", "segment_ids", "positions")
+    assert train.packed(3)[0].keys() == names
+    assert masked.packed(3)[0].keys() == ("encoded", "loss_mask", *names[1:])
     packed = train.packed(3, loss_mask=True)
     assert packed[0].loss_mask.tolist() == [True, True, True]
-    assert packed[0]["labels"].tolist() == [5, 6, 7]
     assert packed.described() == {"rows": "packed", "length": 3, "overlap": 0, "loss_mask": True}
     assert train.packed(4, eos=2, loss_mask=True)[0].labels.tolist() == [5, 6, 7, 2]
     assert train.blocks(3, loss_mask=True)[0].loss_mask.tolist() == [True, True, True]
-    assert train.documents(4)[0].labels.tolist() == [5, 6, 7, -100]
-    assert train.documents(4, loss_mask=True)[0].labels.tolist() == [5, 6, 7, -100]
+    assert [train.documents(4, loss_mask=mask)[0].labels.tolist() for mask in (False, True)] == [[5, 6, 7, -100]] * 2
     assert train.packed_documents(4)[1].loss_mask.tolist() == [True, True, False, False]
 
 
@@ -66,6 +59,7 @@ def test_every_row_has_the_mask_of_its_tokens(sequences, length, layout):
     ):
         batch = view.batch(range(len(view)))
         masks = [[counts for _, counts in row] for row in rows]
+        assert (batch.loss_mask.dtype, batch["labels"].dtype) == (bool, np.int64)
         assert [row.loss_mask.tolist() for row in view] == batch.loss_mask.tolist() == masks
         assert batch["labels"].tolist() == [[token if counts else -100 for token, counts in row] for row in rows]
 
@@ -92,22 +86,21 @@ def packed_dataset() -> Iterator[Any]:
 @pytest.mark.parametrize("split_across_pack", [False, True])
 def test_packs_are_those_of_torchtunes_class(packed_dataset, split_across_pack):
     """Tokens, labels with -100, places and masks of attention, on random samples with masked labels."""
-    draw = random.Random(int(split_across_pack))
+    rng = np.random.default_rng(int(split_across_pack))
     for _ in range(10):
-        longest = draw.randrange(1, 30)
+        longest = int(rng.integers(1, 30))
         sequences = [
-            [(draw.randrange(1, 100), draw.random() < 0.5) for _ in range(draw.randrange(1, longest + 1))]
-            for _ in range(draw.randrange(1, 12))
+            [(int(token), token % 2 > 0) for token in rng.integers(1, 100, rng.integers(1, longest + 1))]
+            for _ in range(rng.integers(1, 12))
         ]
         train = masked_split(sequences)
         labelled = [
             {"tokens": [token for token, _ in one], "labels": [token if counts else -100 for token, counts in one]}
             for one in sequences
         ]
-        for _ in range(8):
-            length = draw.randrange(1, 40) if split_across_pack else longest + draw.randrange(20)
-            settings = {"padding_idx": 7, "max_packs": draw.choice([None, None, 1, 3])}
-            settings["split_across_pack"] = split_across_pack
+        for max_packs in (None, 1, 3):
+            length = int(rng.integers(1, 40)) if split_across_pack else longest + int(rng.integers(20))
+            settings = {"padding_idx": 7, "max_packs": max_packs, "split_across_pack": split_across_pack}
             theirs = packed_dataset(labelled, max_seq_len=length, **settings)
             ours = train.packed_documents(length, **settings)
             assert len(ours) == len(theirs)

@@ -17,7 +17,6 @@ from flat_tokens import (
     FillInMiddle,
     Ledger,
     Mixture,
-    ReferenceOrder,
     ShuffledLoader,
 )
 from flat_tokens.vocabulary import Vocabulary, load_vocabulary
@@ -122,14 +121,10 @@ def test_cuts_are_even_and_others_in_each_epoch():
     assert 0.2 < spm.mean() < 0.31
     sizes = 102 - np.argmax(first == MID, axis=1)[~spm]  # of the middle: the mean of |a - b| is a third
     assert 31 < sizes.mean() < 36
-    assert sizes.min() < 3
-    assert sizes.max() > 90
+    assert (sizes.min() < 3, sizes.max() > 90) == (True, True)
 
 
-ORDERS = ["shuffled", "sequential", ReferenceOrder(2, 2, 2), BlockOrder(4, 2, 2)]
-
-
-@pytest.mark.parametrize("order", ORDERS, ids=str)
+@pytest.mark.parametrize("order", ["shuffled", BlockOrder(4, 2, 2)], ids=str)
 def test_a_run_goes_on_at_every_step_on_any_hosts_with_the_cuts_of_its_epoch(order):
     train = split_of(documents_of(np.random.default_rng(0).integers(0, 40, 60).tolist()))
     view = train.packed_documents(48, fim=FIM, fit="crop", eos=9005)
@@ -139,9 +134,8 @@ def test_a_run_goes_on_at_every_step_on_any_hosts_with_the_cuts_of_its_epoch(ord
         assert np.array_equal(whole[step].tokens[batch_row], by_epoch[epoch][row])
     for step in range(len(whole)):
         later = ShuffledLoader(view, 16, 3, epochs=3, order=order, start=whole.position(step), drop_last=True)
-        for hosts in ((1, 4), (2,), (8,), (16,))[step % 4]:
-            parts = [later.shard(host, hosts)[0].tokens for host in range(hosts)]
-            assert np.array_equal(np.concatenate(parts), whole[step].tokens)
+        parts = [later.shard(host, 4)[0].tokens for host in range(4)]
+        assert np.array_equal(np.concatenate(parts), whole[step].tokens)
 
 
 def test_mixtures_and_ledgers_have_the_cuts_of_each_epoch(tmp_path):
@@ -154,15 +148,9 @@ def test_mixtures_and_ledgers_have_the_cuts_of_each_epoch(tmp_path):
         assert visits.epoch.max() > 1
         for _, row, epoch, step, batch_row in zip(*visits, strict=True):
             assert np.array_equal(mixture[step].samples.encoded[batch_row], view.of_epoch(epoch)[row].encoded)
-    seen = mixture.seen(5, before=20, source="few")
-    assert all(
-        set(mixture[step].samples.targets[row]) & set(range(600, 640))
-        for step, row in zip(seen.step, seen.batch_row, strict=True)
-    )
-    expected = Ledger.create(tmp_path / "run.json", {"few": (few, 0.4), "many": (many, 0.6)}, 8, 5).mixture()
+    Ledger.create(tmp_path / "run.json", {"few": (few, 0.4), "many": (many, 0.6)}, 8, 5)
     found = Ledger.open(tmp_path / "run.json").mixture()
-    assert [found.digest(step) for step in range(12)] == [expected.digest(step) for step in range(12)]
-    assert [mixture.digest(step) for step in range(12)] == [expected.digest(step) for step in range(12)]
+    assert [*map(found.digest, range(12))] == [*map(mixture.digest, range(12))]
     other = FillInMiddle(0.7, 0.5, PRE, MID, SUF, seed=1)
     with refusal("source 'few' is not what the run has: its view"):
         Ledger.open(tmp_path / "run.json", views={"few": train.packed(32, fim=other)}).mixture()
@@ -172,10 +160,12 @@ def test_the_key_decides_wherever_the_document_is(tmp_path):
     documents = [docs_of(ids, key=1000 + d)[0] for d, ids in enumerate(documents_of([20, 30, 25, 18, 22, 33]))]
     publish_docs(tmp_path / "a", documents)
     publish_docs(tmp_path / "b", documents[::-1])
-    first, second = (flat_tokens.open(tmp_path / name).train.documents(40, fim=FIM).of_epoch(2) for name in "ab")
-    assert np.array_equal(first.batch(np.arange(6)).encoded, second.batch(np.arange(6)[::-1]).encoded)
-    chosen = flat_tokens.open(tmp_path / "a").train.select(indices=[4, 1]).documents(40, fim=FIM).of_epoch(2)
-    assert np.array_equal(chosen.batch([0, 1]).encoded, first.batch([4, 1]).encoded)
+    first, second = (flat_tokens.open(tmp_path / name).train for name in "ab")
+    rows, others, chosen = (
+        train.documents(40, fim=FIM).of_epoch(2).batch(range(train.seq_count)).encoded.tolist()
+        for train in (first, second, first.select(indices=[4, 1]))
+    )
+    assert (others, chosen) == (rows[::-1], [rows[4], rows[1]])
 
 
 def test_no_cut_is_inside_a_character():
@@ -227,7 +217,6 @@ def test_fragments_between_separators_are_filled_in_each_by_itself():
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"rate": 2}, "rate of FillInMiddle is 2, but it is a number from 0 to 1"),
     ({"spm_rate": "0.5"}, "spm_rate of FillInMiddle is '0.5'"),
-    ({"middle": -1}, "middle of FillInMiddle is -1, but token ids are 0 to"),
     ({"seed": -1}, "seed of FillInMiddle is -1"),
     ({"separator": -1}, "separator of FillInMiddle is -1, but token ids are 0 to"),
     ({"cuts": "characters"}, "cuts of FillInMiddle is 'characters', and its tokenizer None"),

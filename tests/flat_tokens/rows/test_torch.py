@@ -33,12 +33,8 @@ def views(path: str) -> dict[str, SplitView]:
     train = flat_tokens.open(path).train
     return {
         "packed": train.packed(32),
-        "overlapping": train.packed(32, overlap=1),
         "documents": train.documents(16),
-        "blocks": train.blocks(32),
         "packs": train.packed_documents(32),
-        "split packs": train.packed_documents(32, split_across_pack=True),
-        "best packs": train.packed_documents(32, fit="best"),
         "fields": train.documents(16, fields=["inputs", "targets", "loss_mask"]),
         "tensors": train.packed(32, framework="torch"),
     }
@@ -84,35 +80,6 @@ def shuffled_by_torch(path: str) -> None:
 def test_torchs_loader_shuffles_every_view(dataset):
     """Each row once, the fields collated, the same without workers, with two that are forked, and with two that are spawned."""
     run("shuffled_by_torch", dataset)
-
-
-def resumed_by_torchdata(path: str) -> None:
-    import io
-
-    import torch
-    from torchdata.stateful_dataloader import StatefulDataLoader
-
-    def loader(view: SplitView, workers: int) -> StatefulDataLoader:
-        return StatefulDataLoader(view, 8, shuffle=True, num_workers=workers, generator=torch.Generator().manual_seed(5))
-
-    found = views(path)
-    for name, workers in itertools.product(("packed", "documents", "blocks", "packs"), (0, 2)):
-        undisturbed = [arrays(batch) for batch in loader(found[name], workers)]
-        first = loader(found[name], workers)
-        seen = [arrays(batch) for batch in itertools.islice(first, 3)]
-        checkpoint = io.BytesIO()
-        torch.save(first.state_dict(), checkpoint)
-        checkpoint.seek(0)
-        again = loader(found[name], workers)
-        again.load_state_dict(torch.load(checkpoint, weights_only=False))
-        assert seen + [arrays(batch) for batch in again] == undisturbed, (name, workers)
-        assert len(undisturbed) > 4
-
-
-@needs_torchdata
-def test_torchdata_goes_on_in_the_middle_of_an_epoch(dataset):
-    """From a saved state, without workers and with two: what comes is what would have come."""
-    run("resumed_by_torchdata", dataset)
 
 
 def steps_by_workers(path: str) -> None:
