@@ -34,8 +34,6 @@ ONE, TWO = BEGIN + "a.txt does not have it: a file is one document.", BEGIN + "n
         ("\\n", {"a_txt": b"one\ntwo\n"}, ONE + ' In YAML, "\\n" in double quotes is a line feed'),
         ("\n", {"a_txt": b"one\rtwo\r"}, ONE + " Its lines end in '\\r'."),
         ("\r\n", {"a_txt": b"one\ntwo\n"}, ONE + " Its lines end in '\\n'."),
-        ("\n\n", {"a_txt": b"one\ntwo\n"}, ONE + " Its lines end in '\\n'."),
-        ("\n", {"a_txt": b"one"}, ONE),
         ("<|endoftext|>", {"a_txt": b"one<|end|>two"}, ONE),
         ("--", {"a_txt": b"one-", "b_txt": b"-two"}, TWO),
         ("\n", {"a_jsonl": b'{"text": "a"}\n'}, BEGIN + "a.jsonl is jsonl, where it means nothing. Leave it out."),
