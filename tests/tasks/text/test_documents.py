@@ -27,7 +27,7 @@ from tests.examples import first_fast
 from tests.refusal import refusal
 from tests.slices import changed, range_of_slice, slices_of
 from tests.sources import write_arrow
-from tests.tasks.text.test_slices import Outcome, read
+from tests.tasks.text.test_slices import WRITERS, Outcome, read
 from tests.tasks.text.test_slices import source_file as unstamped
 
 ROOT = Path(__file__).parents[3]
@@ -443,16 +443,11 @@ def test_whether_a_document_is_too_long_does_not_depend_on_blocks(tmp_path, monk
 
 
 @pytest.mark.parametrize("meddle", [rewrite, Path.unlink, lambda path: os.truncate(path, 100)], ids=["changed", "removed", "cut"])
-@pytest.mark.parametrize("kind", ["jsonl", "text", "csv", "parquet"])
-def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path, monkeypatch, kind, meddle):
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_file_that_changes_while_it_is_read_is_an_error(tmp_path, monkeypatch, name, meddle):
     monkeypatch.setattr("flat_tokens.text.limits.BATCH_BYTES", 64)
-    path = tmp_path / "a"
-    if kind == "parquet":
-        pq.write_table(pa.table({"text": [f"text {i}" for i in range(100)]}), path, use_dictionary=False)
-    else:
-        template = '{"text":"text %d"}' if kind == "jsonl" else "text %d"
-        path.write_text("text\n" + "\n".join(template % i for i in range(100)))
-    source = Source(path="x", document_separator="\n" if kind == "text" else None)
+    path, source, (kind, write) = tmp_path / "a", Source(path="x"), WRITERS[name]
+    write(path, pa.table({"text": [f"text {i}" for i in range(100)]}), 100)
     (part,) = slices_of(source_file(path, kind), source, 1 << 20)
     policy = DocumentPolicy(on_bad="skip")
     batches = read_documents(part, source, policy, Tally())

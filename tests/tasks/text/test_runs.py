@@ -175,15 +175,6 @@ def test_rows_together(
         check_same(ranges, source, policy, 20 if few else 1 << 20)
 
 
-def test_many_files_are_one_batch(tmp_path):
-    """Of about 4 MB of text, whatever each file has."""
-    source = Source(path="x")
-    for kind, content in (("text", b"some text"), ("jsonl", b'{"text": "some text"}')):
-        ranges = written(tmp_path / "in", [content] * 50, kind, source)  # type: ignore[arg-type]
-        (batch,) = read_documents(Slice(tuple(ranges)), source, DocumentPolicy(), Tally())
-        assert batch.texts.to_pylist() == ["some text"] * 50
-
-
 def test_a_bad_document_is_named_by_its_file_and_row(tmp_path):
     source = Source(path="x")
     good = b'{"text": "a"}\n\n{"text": "b"}\n'

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import normalizers
 
-from flat_tokens.vocabulary import CL100K, O200K, R50K
+from flat_tokens.vocabulary import O200K
 from tasks.tokenize.characters import (
     BLOCK_BYTES,
     CHARACTERS_OF_17,
@@ -28,7 +28,6 @@ from tasks.tokenize.characters import (
 from tasks.tokenize.engines import Encode, Tokenizer, ids_of, large_string_array, may_use_fast_engine
 from tasks.tokenize.fast_json import DEEPSEEK, PATTERNS
 from tasks.tokenize.tokenizers import json_tokenizer
-from tests.examples import first_fast
 from tests.tasks.tokenize.family import ALPHABET, bytes_, definition_of, loaded, sequence, split
 from tests.tasks.tokenize.test_tokenizers import DEMO, fast, lists, load, write_ranks
 
@@ -126,11 +125,6 @@ def test_engines_agree_on_characters_of_all_kinds(number):
     assert list(differing(pair_tokenizer(PRE_TOKENIZERS[number]), of_all_kinds())) == []
 
 
-@pytest.mark.parametrize("pattern", first_fast([R50K, O200K, CL100K], 0, every=3))
-def test_engines_agree_on_characters_of_all_kinds_by_ranks(tmp_path, pattern):
-    assert list(differing(rank_tokenizer(tmp_path / "pairs.tiktoken", pattern), of_all_kinds())) == []
-
-
 def nfc_tokenizer(path: Path) -> Tokenizer:
     """The demo's tokenizer behind NFC, as Qwen's are."""
     path.write_text(json.dumps({**json.loads(DEMO.read_text()), "normalizer": {"type": "NFC"}}))
@@ -190,11 +184,9 @@ def test_what_most_texts_have_is_not_looked_at_twice():
     texts = [
         "e\u0301",
         "plain \u201cquotes\u201d \u2014 \u2022 \u2122 \u20ac \u2192",
-        "\u041f\u0440\u0438\u0432\u0435\u0442",
         "\u6211\u4eec\u3002 \u306f\u3044 \ud55c\uad6d\uc5b4",
         "\U0001f600\ufe0f",
-        "",
         "a\u0327",
     ]
-    assert may_change(large_string_array(*texts)).tolist() == [True, False, False, False, False, False, True]
-    assert may_change(large_string_array(*texts)[1:]).tolist() == [False, False, False, False, False, True]
+    assert may_change(large_string_array(*texts)).tolist() == [True, False, False, False, True]
+    assert may_change(large_string_array(*texts)[1:]).tolist() == [False, False, False, True]

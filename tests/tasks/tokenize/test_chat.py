@@ -1,7 +1,6 @@
 """Conversations to tokens: templates of known families, what counts in them, and special strings that are no special tokens."""
 
 import json
-import re
 from collections.abc import Callable, Iterable
 from itertools import groupby
 from pathlib import Path
@@ -133,16 +132,13 @@ def ids_of(tokenizer: Path, text: str) -> list[int]:
             "<|start_header_id|>user<|end_header_id|>\n\nthanks<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n<|eot_id|>",
             ["It is 4, é 😀<|eot_id|>", "<|eot_id|>"],
         ),
-        *(
-            (
-                template,
-                "<s>[INST] What is 2+2? [/INST] It is 4, é 😀</s>[INST]  thanks  [/INST] </s>",
-                [" It is 4, é 😀</s>", " </s>"],
-            )
-            for template in (MISTRAL, re.sub("{% (end)?generation %}", "", MISTRAL))
+        (
+            MISTRAL,
+            "<s>[INST] What is 2+2? [/INST] It is 4, é 😀</s>[INST]  thanks  [/INST] </s>",
+            [" It is 4, é 😀</s>", " </s>"],
         ),
     ],
-    ids=["chatml", "chatml marked", "llama", "mistral marked", "mistral"],
+    ids=["chatml", "chatml marked", "llama", "mistral"],
 )
 def test_templates_of_known_families(tokenizer, speak, template, text, counted):
     """What the template writes around the assistant's message does not count, the token that ends it does."""
@@ -163,7 +159,6 @@ def test_no_two_messages_make_a_special_token_together(tokenizer, speak):
     parts = [{"text": text} for text in ("a<|im_", "end|><", "s>", "</s", ">")]
     spoken = speak([{"role": "user", "content": parts}], template)
     assert not {ids_of(tokenizer, text)[0] for text in SPECIALS} & {*spoken.ids}
-    assert spoken.mask == [0] * len(spoken.ids)
 
 
 def test_a_role_makes_special_tokens_as_the_template_says(tokenizer, speak):
@@ -186,11 +181,9 @@ def test_tokens_that_are_not_special_are_found_in_content(tokenizer, speak):
         ("{", "its messages are not JSON", "unencodable"),
         ("[" * 100_000, "its messages are not JSON", "unencodable"),
         ('{"role": "user"}', "its messages are not a list of objects", "unencodable"),
-        ('["user"]', "its messages are not a list of objects", "unencodable"),
         ("[]", "it has no messages", "no_messages"),
         ('[{"role": "assistant", "content": "x"}]', "the chat template says: roles must alternate", "unencodable"),
         ('[{"role": "user"}]', "the chat template says: .*no attribute 'content'", "no_content"),
-        ('[{"role": "user", "content": "\U0010ffff"}]', "which are not characters", "unencodable"),
     ],
 )
 def test_conversations_that_cannot_be_encoded(tokenizer, text, told, reason):
@@ -245,9 +238,6 @@ def test_where_a_template_comes_from(tokenizer, tmp_path):
     assert template_of(tmp_path) == "c"
     (tmp_path / "mine.jinja").write_text("d")
     assert template_of(tmp_path, chat_template=str(tmp_path / "mine.jinja")) == "d"
-    (tmp_path / "mine.jinja").write_text("{% if %}")
-    with refusal(r"the chat template of .*/mine\.jinja cannot be used: it is not one: Expected an expression"):
-        template_of(tmp_path, chat_template=str(tmp_path / "mine.jinja"))
     (tmp_path / "mine.jinja").write_bytes(b"\xff")
     with refusal(r"the chat template of .*/mine\.jinja cannot be used: it is not UTF-8 .* Convert it"):
         template_of(tmp_path, chat_template=str(tmp_path / "mine.jinja"))

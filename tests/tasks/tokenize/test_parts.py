@@ -1,7 +1,6 @@
 """Texts in parts: an engine on the ordinary ones gives the tokens and masks of the reference on the whole text."""
 
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,7 @@ from tasks.tokenize.parts import PartEncoder
 from tasks.tokenize.rendering.processes import TextParts
 from tasks.tokenize.rendering.request import ORDINARY
 from tasks.tokenize.tokenizers import json_tokenizer, load_tokenizer
-from tests.examples import examples, first_fast
-from tests.tasks.tokenize.family import Member, family
-from tests.tasks.tokenize.family import texts as texts_of_member
+from tests.examples import examples
 
 SPECIALS = ("<s>", "</s>")
 TEXTS = ["What is the answer? It is 4, é 😀 中.", "user assistant\nsystem  thanks, a b c 12"] * 4
@@ -220,21 +217,6 @@ def test_tokenizers_without_a_definition(name):
     assert fast.by_reference == 0
 
 
-def check_member(member: Member, path: Path) -> None:
-    """Compare both ways on texts of a member of the family, with special tokens between parts of them."""
-    config = saved(Tokenizer.from_str(json.dumps(member.definition)), path).model_copy(update={"lossy": True})
-    fast, reference = PartEncoder(config, engine_of(config, True)), PartEncoder(config, None)
-    numbers = [number for number, text in enumerate(fast.specials) if text in SPECIALS]
-    drawn, made = random.Random(member.name), []
-    for text in texts_of_member(member, 2_000):
-        parts = []
-        for start in sorted(drawn.randrange(len(text) + 1) for _ in range(3)):
-            parts += [drawn.choice(numbers), *filter(None, [text[start : start + drawn.randrange(60)]])]
-        borders = sorted(drawn.choices(places_of(parts), k=4))
-        made.append((parts, list(zip(borders[::2], borders[1::2], strict=True))))
-    check_same(fast, reference, made)
-
-
 def check_same(fast: PartEncoder, reference: PartEncoder, texts: list[Text]) -> Any:
     """What both give."""
     one, other = fast(parted(texts)), reference(parted(texts))
@@ -243,11 +225,3 @@ def check_same(fast: PartEncoder, reference: PartEncoder, texts: list[Text]) -> 
     assert one.tokens.offsets.tolist() == other.tokens.offsets.tolist()
     assert one.tokens.mask.tolist() == other.tokens.mask.tolist()
     return one
-
-
-MEMBERS = family()
-
-
-@pytest.mark.parametrize("member", first_fast(MEMBERS[::33] + MEMBERS, 12, every=12), ids=lambda member: member.name)
-def test_a_member_of_the_family_has_the_same_tokens_and_masks(member, tmp_path):
-    check_member(member, tmp_path)

@@ -112,13 +112,6 @@ def test_who_stops_early_waits_for_what_is_under_way():
     is_open = True
     flaws = []
 
-    def numbers() -> Iterator[int]:
-        for number in range(1000):
-            time.sleep(0.001)
-            if not is_open:
-                flaws.append(number)
-            yield number
-
     def work(number: int) -> int:
         time.sleep(0.01)
         if not is_open:
@@ -126,7 +119,7 @@ def test_who_stops_early_waits_for_what_is_under_way():
         return number
 
     with TokenizePool(3) as pool:
-        with pool.results(numbers(), work, large) as results:
+        with pool.results(iter(range(1000)), work, large) as results:
             assert next(results) == 0
         is_open = False
     assert flaws == []

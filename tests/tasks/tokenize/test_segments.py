@@ -54,15 +54,6 @@ def test_segments_are_the_same_whatever_the_batches(texts, borders):
     assert all(mine for _, mine in found)
 
 
-@given(texts=TEXTS, more=TEXTS)
-def test_equal_segments_have_equal_digests_and_others_do_not(texts, more):
-    by_digest = {}
-    for digest, mine in (*segments_of(documents_of(texts)), *segments_of(documents_of(more))):
-        by_digest.setdefault(digest, set()).add(mine)
-    assert all(len(several) == 1 for several in by_digest.values())
-    assert len(by_digest) == len(set.union(set(), *by_digest.values()))
-
-
 def test_a_change_costs_the_segment_in_which_it_is():
     texts = [f"document {i} " * (i % 5 + 1) for i in range(2000)]
     known = {digest for digest, _ in segments_of(documents_of(texts))}

@@ -16,8 +16,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import tokenizers
-from hypothesis import given
-from hypothesis import strategies as st
 from tokenizers import AddedToken, processors
 
 import tasks.tokenize.engines
@@ -29,7 +27,6 @@ from tasks.tokenize.engines import (
     Tokenizer,
     Tokens,
     UnencodableError,
-    engine_of,
     large_string_array,
     may_use_fast_engine,
     try_fast_engine,
@@ -77,7 +74,6 @@ def write_ranks(path: Path, vocabulary: dict[bytes, int]) -> Path:
     [
         ("bytes", "hé\0", [105, 196, 170, 1], 256),
         pytest.param("gpt2", "hello world", [31373, 995], 50255, marks=BESIDE),
-        pytest.param("r50k_base", "hello world", [31373, 995], 50255, marks=BESIDE),
         ("cl100k_base", "hello world", [15339, 1917], 100255),
         ("o200k_base", "hello world", [24912, 2375], 199997),
     ],
@@ -103,16 +99,6 @@ def test_engines_agree_on_awkward_texts_one_by_one_and_together(name):
     assert [lists(one, large_string_array(text))[0] for text in texts] == expected
     assert [tokenizer.decode(ids) for ids in expected] == texts
     assert max(map(max, filter(None, expected))) <= tokenizer.highest_id
-
-
-@pytest.mark.parametrize("name", ["demo", "cl100k_base"])
-@given(texts=st.lists(st.text(st.characters(codec="utf-8")), max_size=6), first=st.integers(0, 3))
-def test_engines_agree_on_any_texts_and_on_any_part_of_an_array(name, texts, first):
-    tokenizer = load(name)
-    array = large_string_array(*texts)[first:]
-    expected = [lists(tokenizer.reference, large_string_array(text))[0] for text in texts[first:]]
-    assert lists(tokenizer.reference, array) == expected
-    assert lists(engine_of(tokenizer, True), array) == expected
 
 
 def test_special_tokens_of_a_tokenizer_json_are_ordinary_text(tmp_path):
@@ -225,21 +211,10 @@ def test_a_build_without_a_fast_engine_is_told_what_that_costs(tmp_path, caplog,
     assert not may_use_fast_engine(tokenizer, "auto", [SAMPLE], text_bytes=60_000_000, processors=2)
     try_fast_engine(tokenizer, "auto", processors=2)  # a first build, before its text is here
     try_fast_engine(tokenizer, "reference", processors=2)
-    told = [record.message for record in caplog.records]
-    assert f"The fast engine does not know own.tiktoken: {why}. Using the slower reference engine: about " in told[0]
-    for message, text, size in zip(told, ("the first documents", "a text in English"), ("60.0 MB", "1.0 GB"), strict=True):
-        cost = rf"[\d.]+ MB of text a second and processor, by {text}\. .* slower, about [\d:]+ for {size} with 2 processors\.$"
-        assert re.search(cost, message)
-
-
-def test_an_engine_that_was_tried_is_tried_on_the_samples_alone_and_used(caplog):
-    """Loading one takes a tenth of a second."""
-    made, compared = [], []
-    own = counting(made, lambda texts: compared.append(len(texts)) or load("bytes").reference(texts))
-    try_fast_engine(own, "auto", processors=1)
-    assert may_use_fast_engine(own, "auto", ["a", "b"])
-    assert lists(engine_of(own, True), large_string_array("text")) == [[117, 102, 121, 117]]
-    assert (len(made), compared[1:], caplog.records) == (1, [2, 1], [])
+    cost = r"about [\d.]+ MB of text a second and processor, by {}\. .* slower, about [\d:]+ for {} with 2 processors\.$"
+    for message, of in zip(caplog.messages, (("the first documents", "60.0 MB"), ("a text in English", "1.0 GB")), strict=True):
+        assert message.startswith(f"The fast engine does not know own.tiktoken: {why}. Using the slower reference engine: ")
+        assert re.search(cost.format(*of), message)
 
 
 def test_what_says_nothing_of_the_cost_is_not_taken_for_it(caplog):
@@ -248,17 +223,14 @@ def test_what_says_nothing_of_the_cost_is_not_taken_for_it(caplog):
     refusing = dataclasses.replace(tokenizer, reference=lambda texts: fails(tokenizer.reference(texts)))
     for one, samples in ((tokenizer, []), (tokenizer, ["a"]), (refusing, [SAMPLE])):
         assert not may_use_fast_engine(one, "auto", samples, text_bytes=1, processors=1)
-    assert [record.message.endswith("Using the slower reference engine.") for record in caplog.records] == [True] * 3
+    assert all(message.endswith("Using the slower reference engine.") for message in caplog.messages)
 
 
 def test_the_sample_decides_too(caplog):
     """An engine may differ only on what this source holds; the warning shows the text."""
 
-    def spoil(tokens: Tokens) -> Tokens:
-        return Tokens(np.where(tokens.ids == ord("Q") + 1, np.uint32(0), tokens.ids), tokens.offsets)
-
-    tokenizer = broken(spoil)
-    for text, told in (("a Q", "a Q"), ("Q" * 60, "Q" * 60), ("Q" * 61, "Q" * 57 + "...")):
+    tokenizer = broken(lambda tokens: Tokens(tokens.ids * (tokens.ids != ord("Q") + 1), tokens.offsets))
+    for text, told in (("Q" * 60, "Q" * 60), ("Q" * 61, "Q" * 57 + "...")):
         assert may_use_fast_engine(tokenizer, "auto", ["a sample", text]) is False
         assert f" on {told!r}. Using the slower" in caplog.messages[-1]
 
