@@ -12,12 +12,10 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from flat_tokens.stores import local
 from flat_tokens.stores.disk_cache import DATA_BYTES, DiskCache
-from tests.examples import examples, first_fast
+from tests.examples import first_fast
 from tests.refusal import refusal
 
 SIZE = 40_000
@@ -66,35 +64,6 @@ def test_the_units_that_were_used_longest_ago_go(tmp_path):
     assert kept(cache, range(6)) == [0, 3, 4, 5]
     assert has(cache, 0)
     assert cache.find(name(1), 0, SIZE) is None
-
-
-@examples(100)
-@given(
-    steps=st.lists(st.tuples(st.sampled_from(["add", "find", "use", "damage", "remove", "reopen"]), st.integers(0, 12))),
-    room=st.integers(0, 5),
-)
-def test_a_unit_is_what_was_added_or_not_there_and_all_are_within_the_bound(tmp_path_factory, steps, room):
-    directory = tmp_path_factory.mktemp("cache")
-    cache = DiskCache(directory, bound(room))
-    for step, number in steps:
-        path = directory / name(number)
-        if step == "add":
-            add(cache, [number])
-            assert (has(cache, number)) == (room > 0)
-        elif step == "use":
-            cache.note_use(name(number))
-        elif step == "damage" and path.exists():
-            data = bytearray(path.read_bytes())
-            data[number * 3000] = content(number)[number * 3000] ^ 4  # twice the same would mend it
-            path.write_bytes(data)
-            assert cache.find(name(number), 0, SIZE) is None
-        elif step == "remove":
-            path.unlink(missing_ok=True)
-        elif step == "reopen":
-            cache = DiskCache(directory, bound(room))
-        start = number * 3000
-        assert cache.find(name(number), start, SIZE) in (None, content(number)[start:])
-        assert on_disk(directory) <= bound(room)
 
 
 @pytest.mark.parametrize(

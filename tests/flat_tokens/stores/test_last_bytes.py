@@ -11,7 +11,6 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import flat_tokens
-from flat_tokens.arrays.opening import open_array
 from flat_tokens.stores.store import Store
 from tests.made import write_sequences
 
@@ -74,12 +73,3 @@ def test_ranges_of_missing_and_empty_objects():
     found = store.read_ranges(["some", "missing", "empty", "some", "some"], [-4, -4, -4, 2, -40], [None, None, None, 5, None])
     assert isinstance(found[1], FileNotFoundError)
     assert [found[k] for k in (0, 2, 3, 4)] == [b"6789", b"", b"234", b"0123456789"]
-
-
-def test_a_missing_object_is_an_error_of_its_own():
-    url = f"nolast://{uuid.uuid4().hex}"
-    store = Store.at(write_sequences(url, SEQUENCES))
-    store.remove("train/encoded_tokens/c/0")
-    for tokens in (flat_tokens.open(url).train.encoded_tokens, open_array(store / "train/encoded_tokens", "uint32")):
-        with pytest.raises(FileNotFoundError):
-            tokens.read(0, 5)

@@ -1,6 +1,5 @@
 """JSON documents of a store: what they are read by, and its limits."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
@@ -8,12 +7,6 @@ import pytest
 
 from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.store import MAX_DEPTH, MAX_RECORD_BYTES, Store, json_object, read_json, read_record
-from flat_tokens.tools.corpus import open_corpus
-from tasks.groups import read_group, read_report
-from tasks.output.leases import in_use
-from tasks.output.pointer import read_pointer
-from tasks.output.versions import read_origin
-from tasks.shards.receipts import load_shard
 from tests.refusal import refusal
 
 
@@ -69,26 +62,3 @@ def test_the_error_names_the_setting(tmp_path):
         file.truncate(MAX_RECORD_BYTES + 1)  # a hole
     with refusal(r"larger than a record may be \(\d+ bytes\)\. Set FLAT_TOKENS_MAX_RECORD_BYTES to read"):
         read_manifest(Store.at(tmp_path))
-
-
-READERS: dict[str, tuple[str, Callable[[Store], object]]] = {
-    "pointer": ("latest.json", read_pointer),
-    "group": ("_groups/0/group.json", lambda root: read_group(root, "0")),
-    "report": ("_groups/0/run.json", lambda root: read_report(root, "0", "run")),
-    "receipt": ("_cache/0/receipt.json", lambda root: load_shard(root, "0")),
-    "receipt of a tool": ("_cache/0/receipt.json", lambda root: open_corpus(root.path("_cache/0"))),
-    "origin": ("origins/0.json", lambda root: read_origin(root, "0")),
-    "lease": ("_running/build-0.json", in_use),
-    "manifest": ("manifest.json", read_manifest),
-}
-
-
-@pytest.mark.parametrize("levels", [900, 100_000])
-@pytest.mark.parametrize(("key", "read"), READERS.values(), ids=READERS)
-def test_a_record_nested_deep_is_an_error_with_its_name_or_none(tmp_path, key, read, levels):
-    root = Store.at(tmp_path / "out")
-    root.put(key, deep(levels))
-    try:
-        read(root)
-    except ValueError as error:
-        assert str(tmp_path) in str(error)  # noqa: PT017  most readers take it for no record

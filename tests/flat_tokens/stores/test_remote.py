@@ -4,7 +4,6 @@ import functools
 import http.server
 import multiprocessing
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
@@ -82,12 +81,6 @@ def test_64_rows_are_asked_for_together(slow_web, layout, kept, monkeypatch):
     assert slow_web.most_waiting > len(asked) // 2
 
 
-def test_opening_takes_few_requests(slow_web):
-    """Two for the dataset, one to know that it was written here, six a split, of which both run at once."""
-    flat_tokens.open(f"{slow_web.url}/mmap")
-    assert len(slow_web.requests) <= 15
-
-
 def test_a_server_that_knows_no_ranges_is_read_as_well(root):
     """It answers with the whole file."""
     handler = functools.partial(_Quiet, directory=str(root))
@@ -119,14 +112,4 @@ def test_processes_read_what_their_parent_opened(root, web_server, method):
         with context.Pool(2) as pool:
             found = pool.starmap_async(_read, [(train, i) for i in range(0, SEQUENCES, 500)]).get(120)
         assert found == expected
-    fsspec.get_filesystem_class("http").clear_instance_cache()
-
-
-def test_threads_read_at_once(root, web_server):
-    want = [sequence.tolist() for sequence in sequences()]
-    for path in (*(str(root / layout) for layout in flat_tokens.LAYOUTS), f"{web_server}/compact"):
-        train = flat_tokens.open(path).train
-        order = np.random.default_rng(2).permutation(SEQUENCES)[:400].tolist()
-        with ThreadPoolExecutor(8) as pool:
-            assert list(pool.map(lambda i, train=train: _read(train, i), order)) == [want[i] for i in order]  # type: ignore[misc]
     fsspec.get_filesystem_class("http").clear_instance_cache()

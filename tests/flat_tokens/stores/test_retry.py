@@ -50,11 +50,6 @@ def failing(times: int, error: Exception) -> Callable[[], str]:
     return call
 
 
-def test_an_answer_is_not_waited_for(clock):
-    assert persist(failing(0, ConnectionResetError()), "store") == "answer"
-    assert clock.waits == []
-
-
 def test_waits_grow_at_random_up_to_a_limit(clock, caplog):
     """Each is between half of what it may be and that, so that those who were refused together do not come together again."""
     assert persist(failing(10, ConnectionResetError(errno.ECONNRESET, "reset")), "gs://bucket/object") == "answer"

@@ -64,16 +64,6 @@ def test_rows_follow_each_other_whichever_of_them_fit_the_buffer(tmp_path, where
     assert writer.stored == StoredObject("object", len(data), f"blake3:{blake3(data).hexdigest()}")
 
 
-@pytest.mark.parametrize(
-    "data",
-    [np.arange(6, dtype="<u4").reshape(2, 3), np.empty(0, np.uint64), memoryview(b"abc"), bytearray(b"abc")],
-)
-def test_anything_with_a_buffer_can_be_written(tmp_path, data):
-    with Store.at(tmp_path).create("object") as writer:
-        writer.write(data)
-    assert files(tmp_path) == {"object": bytes(data)}
-
-
 def interrupted(store: Store, size: int) -> None:
     """Write an object, but for its end."""
     with store.create("object") as writer:
