@@ -17,18 +17,16 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from hypothesis import assume, given
-from hypothesis import strategies as st
 
 import flat_tokens.checker
 import flat_tokens.manifest
-from flat_tokens import LAYOUTS, CheckProgress, DamagedError, Layout, LayoutName, TokenBatch, verify
+from flat_tokens import LAYOUTS, CheckProgress, DamagedError, Layout, LayoutName, verify
 from flat_tokens.arrays.layouts import group_metadata
 from flat_tokens.manifest import history_digest, manifest_bytes, read_manifest
 from flat_tokens.stores.store import Store
 from flat_tokens.writer import ArrayWriter, commit, put_metadata, write_dataset
 from tests.damage import change_file, flip
-from tests.examples import examples, first_fast
+from tests.examples import first_fast
 from tests.flat_tokens.test_reader import ENCODED, NAMES, SEQUENCES
 from tests.made import write_sequences
 from tests.refusal import refusal
@@ -212,7 +210,11 @@ def test_a_flipped_byte_anywhere_is_named_by_full(dataset):
         ({"starts": [0, 2, 2, 8]}, "train: token 5 is marked"),
     ],
 )
-def test_what_breaks_a_sentence_of_the_format_is_named_by_full(tmp_path, layout, wrong, complaint):
+@pytest.mark.parametrize("block", [2, 3, 1 << 22])
+def test_what_breaks_a_sentence_of_the_format_is_named_by_full(tmp_path, layout, wrong, complaint, block, monkeypatch):
+    """Wherever blocks end."""
+    monkeypatch.setattr(flat_tokens.checker, "BLOCK_TOKENS", block)
+    verify(publish(tmp_path / "right", layout), "full")
     said = refused(dataset := publish(tmp_path / "dataset", layout, **wrong))
     assert complaint in said
     assert "blake3" not in said
@@ -224,29 +226,6 @@ def test_an_unreadable_inner_chunk_is_named_without_a_manifest(tmp_path, layout)
     path = tokens_object(dataset, 0)
     path.write_bytes(bytes(path.stat().st_size))
     assert str(path) in refused(dataset)
-
-
-ragged = st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=12)
-
-
-@given(data=st.data(), train=ragged, block=st.integers(1, 9), name=st.sampled_from(NAMES))
-@examples(40)
-def test_every_batch_passes_and_every_single_change_is_found_wherever_blocks_end(tmp_path_factory, data, train, block, name):
-    """One flag turned over, or one entry of seq_starts moved to where no other sequence starts."""
-    batch, root = TokenBatch.from_sequences(train), tmp_path_factory.mktemp("datasets")
-    encoded, starts = batch.encoded_tokens.tolist(), batch.seq_starts.tolist()
-    make = partial(publish, layout=in_small_objects(name), max_token_id=batch.max_token_id)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flat_tokens.checker, "BLOCK_TOKENS", block)
-        assert verify(make(root / "right", encoded=encoded, starts=starts), "full").seq_count == 2 * len(train)
-        assume(encoded)
-        if data.draw(st.booleans()):
-            encoded[data.draw(st.integers(0, len(encoded) - 1))] ^= 1
-        else:
-            i, entry = data.draw(st.integers(0, len(starts) - 1)), data.draw(st.integers(0, len(encoded) + 1))
-            assume(entry not in starts)
-            starts[i] = entry
-        refused(make(root / "wrong", encoded=encoded, starts=starts))
 
 
 # Pointers and manifests
@@ -328,17 +307,6 @@ def recorded(root: Path, at: str = "2026-01-06T00:00:00+00:00", **facts: Any) ->
     path = root / f"runs/{at[:10].replace('-', '')}T000000000000-{pointer['version']}.json"
     path.write_text(json.dumps({name: value for name, value in {**known, **facts}.items() if value is not None}))
     return path
-
-
-@pytest.mark.parametrize("digest", ["blake3", "sha256"])
-def test_a_changed_name_in_a_manifest_is_a_fault_with_its_path(tmp_path, digest):
-    """Wherever it is."""
-    publish(tmp_path, in_small_objects("mmap"))
-    manifest = (tmp_path / "manifest.json").read_text().replace('"blake3"', f'"{digest}"')
-    for name in ("key", "size", digest, "objects", "layout", "totals", "train", "token_count", "provenance", "format"):
-        (tmp_path / "manifest.json").write_text(manifest.replace(f'"{name}"', f'"{name[:-1]}~"', 1))
-        with refusal(f"{tmp_path}/manifest.json: is not a manifest that is understood here"):
-            verify(tmp_path, "full")
 
 
 @pytest.mark.parametrize("every", first_fast([5, 1]))

@@ -62,13 +62,6 @@ def test_what_is_there_and_the_nearest_dataset_are_named(place, path):
         flat_tokens.open(place / path)
 
 
-def test_what_is_named_can_be_opened(place):
-    with pytest.raises(FileNotFoundError) as raised:
-        flat_tokens.open(place / "out")
-    for path in str(raised.value).partition("below: ")[2].split(", "):
-        assert flat_tokens.open(path).train.seq_count + flat_tokens.open(path).validation.seq_count == 1
-
-
 def test_many_datasets_are_counted(tmp_path):
     for i in range(8):
         (tmp_path / f"{i}").mkdir()

@@ -1,6 +1,5 @@
 """Options of the public functions: a value that is not one of an option's own is refused by name, before anything is done."""
 
-import inspect
 import re
 import typing
 from collections.abc import Callable, Iterator
@@ -15,7 +14,6 @@ import flat_tokens
 from flat_tokens import BucketedLoader, FillInMiddle, Ledger, Mixture, Schedule, ShuffledLoader, TokenBatch
 from flat_tokens.formats import FORMATS, open_any
 from flat_tokens.options import digits
-from flat_tokens.rows.packing import PackedDocuments
 from flat_tokens.stores.retry import own_status, retry_after
 from flat_tokens.tools.export import export_of, import_dataset, write
 from tests.flat_tokens.rows.rows_by_number import Numbers
@@ -166,31 +164,6 @@ def test_options_of_another_format_are_refused(path, tmp_path):
             open_any(tmp_path / "out", "megatron", options)
     with refusal("flat-tokens has none", TypeError):
         open_any(path, options=FORMATS["parquet"].options())
-
-
-CLOSED = {"bool", "bool | None", "Level", "LayoutName", "Unit", "Kind", "Fit", "TooLong", "Framework", "Order"}
-"""Annotations of options with a closed set of values."""
-
-
-def test_every_closed_option_of_what_is_public_is_among_these():
-    """Those of functions, classes and methods, but for what the library alone makes: results and rows."""
-    tried = {word for name in (*TRUTHS, *CHOICES) for word in name.split()}
-    functions = {}
-    for name in flat_tokens.__all__:
-        thing = getattr(flat_tokens, name)
-        if inspect.isfunction(thing):
-            functions[name] = thing
-        elif inspect.isclass(thing) and not (issubclass(thing, tuple) and thing is not PackedDocuments):
-            named = inspect.getmembers(thing, lambda one: inspect.isfunction(one) or inspect.ismethod(one))
-            functions |= {f"{name}.{method}": of for method, of in named if method == "__init__" or method[0] != "_"}
-    found = {
-        f"{name}({parameter.name})"
-        for name, function in functions.items()
-        for parameter in inspect.signature(function).parameters.values()
-        if str(parameter.annotation) in CLOSED or "Literal" in str(parameter.annotation)
-    }
-    assert len(found) > 10
-    assert [one for one in sorted(found) if one.partition("(")[2].rstrip(")") not in tried] == []
 
 
 def test_digits_from_elsewhere():

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flat_tokens.pages import Page, batch_lengths, common_lengths, pages_of
-from tests.examples import examples
 from tests.refusal import refusal
 
 
@@ -119,27 +118,6 @@ def test_pages_that_say_they_are_larger_than_allowed_are_refused():
         list(pages_of(io.BytesIO(header(b"\x15\x00", b"\x15\x0a", b"\x15\x80\x80\x80\x80\x20", places)), 0, 4))
 
 
-def flipped(flips: list[tuple[int, int]]) -> bytes:
-    """Pages of six rows with wrong bytes."""
-    data = bytearray(DICTIONARY_OF_3_ENTRIES_IN_100_BYTES + DATA_OF_4_PLACES_IN_IT + DATA_OF_2_PLAIN_VALUES)
-    for at, change in flips:
-        data[at % len(data)] ^= change
-    return bytes(data)
-
-
-FLIPS = st.lists(st.tuples(st.integers(0, 100), st.integers(1, 255)), max_size=3)
-
-
-@given(data=st.binary(max_size=200) | FLIPS.map(flipped), start=st.just(0) | st.integers(0, 50))
-@examples(200)
-def test_bytes_that_are_no_pages_are_an_error_and_nothing_worse(data, start):
-    try:
-        pages = list(pages_of(io.BytesIO(data), start, 6))
-    except ValueError:
-        return
-    assert sum(page.rows for page in pages) == 6
-
-
 @pytest.mark.parametrize(
     ("pages", "lengths"),
     [
@@ -155,32 +133,6 @@ def test_bytes_that_are_no_pages_are_an_error_and_nothing_worse(data, start):
 )
 def test_batches_by_pages(pages, lengths):
     assert list(batch_lengths(pages, about_bytes=100, most_bytes=1000, most_rows=50)) == lengths
-
-
-PAGES = st.lists(
-    st.builds(
-        Page,
-        rows=st.integers(0, 300),
-        about_bytes=st.integers(0, 2000),
-        most_bytes=st.integers(0, 2000),
-        for_each_row=st.booleans(),
-    )
-)
-
-
-@given(pages=PAGES)
-def test_batches_have_all_rows_and_stay_within_bounds(pages):
-    lengths = list(batch_lengths(pages, about_bytes=500, most_bytes=1500, most_rows=100))
-    assert sum(lengths) == sum(page.rows for page in pages)
-    assert all(0 < length <= 100 for length in lengths)
-    rows = [page for page in pages for _ in range(page.rows)]
-    at = 0
-    for length in lengths:
-        here = rows[at : at + length]
-        at += length
-        most = sum(page.most_bytes for page in here if page.for_each_row)
-        most += sum({id(page): page.most_bytes for page in here if not page.for_each_row}.values())
-        assert most <= 1500 or length == 1 or len({id(page) for page in here}) == 1
 
 
 @given(st.lists(st.sets(st.integers(1, 50), max_size=10), min_size=1, max_size=3))

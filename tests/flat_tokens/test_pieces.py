@@ -16,7 +16,6 @@ from flat_tokens.vocabulary import (
     Pieces,
     SentencePieceModel,
     Vocabulary,
-    fields,
     load_vocabulary,
     resolve,
     token_bytes_of,
@@ -61,18 +60,6 @@ def test_any_bytes_are_pieces_or_refused(data):
     for begin in (b"", SMALL[:18], SMALL):
         with contextlib.suppress(ValueError):
             assert Pieces.of_file(begin + data).pieces
-
-
-@given(st.lists(st.tuples(st.integers(1, 1 << 20), st.integers(0, (1 << 64) - 1) | st.binary(max_size=300))))
-def test_fields_are_those_that_were_written(written):
-    def varint(value: int) -> bytes:
-        return bytes([value & 0x7F | 0x80]) + varint(value >> 7) if value > 0x7F else bytes([value])
-
-    parts = (
-        varint(number << 3 | 2) + varint(len(value)) + value if isinstance(value, bytes) else varint(number << 3) + varint(value)
-        for number, value in written
-    )
-    assert list(fields(b"".join(parts))) == written
 
 
 @pytest.mark.parametrize(

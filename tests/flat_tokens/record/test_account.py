@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import flat_tokens
 from flat_tokens import FillInMiddle, Ledger, Mixture, Schedule
@@ -20,14 +18,12 @@ from flat_tokens.columns import columns_of
 from flat_tokens.forgotten import LIST, Forgotten
 from flat_tokens.manifest import SPLITS, read_manifest
 from flat_tokens.record.account import record_of_dataset, record_of_run
-from flat_tokens.rows.mixture import EpochRows
 from flat_tokens.rows.seen import bytes_seen, tokens_seen
 from flat_tokens.stores.store import Store
 from flows.pipelines.forget import forget
 from tasks.derive.request import ForgetRequest
 from tests.flat_tokens.record.corpora import COLUMNS, build_corpus
 from tests.flat_tokens.rows.rows_by_number import VIEWS, Numbers
-from tests.flat_tokens.rows.test_histories import history
 from tests.made import write_sequences
 from tests.refusal import refusal
 
@@ -108,27 +104,6 @@ def drawn_one_by_one(mixture: Mixture, step: int, name: str) -> dict[int, set[in
             assert row not in found.setdefault(epoch, set())
             found[epoch].add(row)
     return found
-
-
-def as_sets(drawn: list[EpochRows], count: int) -> dict[int, set[int]]:
-    return {
-        epoch: set(range(count)) if one.rows is None else set(np.flatnonzero(one.rows).tolist())
-        for one in drawn
-        for epoch in range(one.first, one.last + 1)
-    }
-
-
-@given(data=st.data())
-@settings(max_examples=12, deadline=None)
-def test_the_rows_of_epochs_are_those_in_the_batches(data):
-    rows, epochs, edits = history(data, 1)
-    views = {str(k): Numbers(count) for k, count in enumerate(rows)}
-    mixture = Mixture.of_edits(views, epochs, edits, data.draw(st.integers(0, 99)))
-    before = data.draw(st.integers(0, len(mixture)))
-    for name, count in zip(views, rows, strict=True):
-        drawn = list(mixture.drawn_rows(before, name))
-        assert as_sets(drawn, count) == drawn_one_by_one(mixture, before, name)
-        assert all(one.last < after.first for one, after in itertools.pairwise(drawn))
 
 
 def test_epochs_that_are_alike_are_one_item():
@@ -275,16 +250,10 @@ def test_a_version_is_a_run_that_saw_each_document_once(corpora):
     assert record_of_dataset(corpora["one"])["text_bytes"] is None
 
 
-def test_a_dataset_without_records_has_documents_without_a_source(tmp_path, corpora):
+def test_a_dataset_without_records_has_documents_without_a_source(tmp_path):
     write_sequences(tmp_path / "plain", [[i] * (i % 5) for i in range(50)])
     record = record_of_dataset(tmp_path / "plain")
     assert (record["documents"], record["tokens"], list(record["by"])) == (50, 100, ["split"])
-    views = [flat_tokens.open(path).train.packed(8) for path in (tmp_path / "plain", corpora["one"])]
-    ledger = Ledger.create(tmp_path / "run.json", {"plain": (views[0], 1), "one": (views[1], 1)}, 8)
-    found = record_of_run(ledger, 2)
-    of_plain = found["sources"][0]
-    (without,) = [one for one in found["by"]["language"] if one["value"] is None]
-    assert [without[name] for name in NAMES] == [of_plain[name] for name in NAMES]
 
 
 def test_a_view_of_no_dataset_has_samples_alone(tmp_path):

@@ -94,7 +94,7 @@ def test_every_view_is_opened_again_as_it_was(tmp_path, views):
 
 def test_views_of_no_dataset_are_given_again(tmp_path):
     path = tmp_path / "run.json"
-    expected = Ledger.create(path, {"a": (Numbers(50), 1), "b": (Numbers(30), 1, 2)}, 8).mixture()
+    expected = Ledger.create(path, {"a": (Numbers(50), np.float32(1)), "b": (Numbers(30), np.int64(1), 2)}, 8).mixture()  # type: ignore[dict-item]
     found = Ledger.open(path, views={"a": Numbers(50), "b": Numbers(30)}).mixture()
     assert all(np.array_equal(found[step].index, expected[step].index) for step in range(9))
     with refusal(r"source 'a' is a view of no dataset. Open the ledger with views="):
@@ -205,19 +205,11 @@ def test_a_state_of_another_order_is_refused():
     assert next(steps).index.tolist() == mixture[3].index.tolist()
 
 
-def test_a_weight_of_numpy_is_a_number(tmp_path):
-    path = tmp_path / "run.json"
-    Ledger.create(path, {"a": (Numbers(50), np.float32(0.5)), "b": (Numbers(50), np.int64(2))}, 8)  # type: ignore[dict-item]
-    assert json.loads(path.read_text())["edits"][0]["weights"] == {"a": 0.5, "b": 2.0}
-
-
 @pytest.mark.parametrize(
     ("source", "complaint"),
     [
         ((Numbers(5), "1"), "source 'b' has weight '1', but a weight is a number or a Schedule"),
-        ((Numbers(5), None), "source 'b' has weight None"),
         ((Numbers(5), True), "source 'b' has weight True"),
-        ((Numbers(5), [1]), r"source 'b' has weight \[1\]"),
         (Numbers(5), "source 'b' "),
         ((Numbers(5),), r"source 'b' is \(.*, but a source is \(view, weight\) or \(view, weight, epochs\)"),
         ((Numbers(5), 1, 2, 3), "source 'b' is "),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from flat_tokens.steps.words import run_hashes, words_of
+from flat_tokens.steps.words import words_of
 from flat_tokens.text.rows import text_buffers
 from tests.examples import examples
 
@@ -55,14 +55,6 @@ def test_the_place_of_a_word_in_its_text_is_known():
     found = words_of(np.frombuffer(text, np.uint8), np.array([0, len(text)]))
     places = found.in_texts(found.starts)
     assert [text[place:].decode()[0] for place in places] == ["É", "e", "日", "本", "s", "ß", "ﬁ", "ᾳ", "Ｋ"]
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 8, 13])
-def test_equal_runs_of_words_have_equal_hashes_and_others_do_not(count):
-    hashes = np.random.default_rng(0).integers(0, 5, 400).astype(np.uint64)
-    found = run_hashes(hashes, count)
-    runs = [tuple(hashes[i : i + count].tolist()) for i in range(len(hashes) - count + 1)]
-    assert len({*zip(runs, found.tolist(), strict=True)}) == len({*runs}) == len({*found.tolist()})
 
 
 def test_long_words_differ_by_their_first_64_bytes_and_length():
