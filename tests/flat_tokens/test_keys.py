@@ -1,10 +1,8 @@
 """Document keys are the documented formula, however documents are put together."""
 
-import itertools
-
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 import flat_tokens.keys
@@ -63,30 +61,19 @@ def test_keys_do_not_depend_on_where_blocks_end(texts, block, before, after):
 # Of sequences that have no identity but their tokens
 
 
-def cut(sequences: list[list[int]], at: list[int]) -> list[TokenBatch]:
-    """All sequences in batches that end at these tokens, as ``Readable.batches`` cuts them."""
-    whole = TokenBatch.from_sequences(sequences)
-    starts = whole.seq_starts[:-1].tolist()
-    edges = [0, *sorted(min(a, whole.token_count) for a in at), whole.token_count]
+@pytest.mark.parametrize("block", [8, 64])
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 50])
+def test_keys_do_not_depend_on_where_batches_are_cut(monkeypatch, size, block):
+    """They are those of the ids' bytes. Batches end at any token, as those of ``Readable.batches`` may."""
+    monkeypatch.setattr(flat_tokens.keys, "BLOCK_BYTES", block)
+    sequences = [[], [1, 2], [1, 2], [1, 2, 0], [*range(2**31 - 30, 2**31)], [], [7], []]
+    encoded, starts = TokenBatch.from_sequences(sequences)[:2]
     batches = []
-    for low, high in itertools.pairwise(edges):
-        # A sequence begins in the batch of its first token; those behind the last token in the last batch.
-        is_last = len(batches) == len(edges) - 2
-        mine = [start - low for start in starts if low <= start < high or (is_last and start == high)]
-        batches.append(TokenBatch(whole.encoded_tokens[low:high], np.array([*mine, high - low], np.uint64), whole.max_token_id))
-    return batches
-
-
-@example([[], [1, 2], [1, 2], [1, 2, 0]], [], 8)
-@given(
-    sequences=st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=12), max_size=8),
-    at=st.lists(st.integers(0, 60), max_size=6),
-    block=blocks,
-)
-def test_keys_do_not_depend_on_where_batches_are_cut(sequences, at, block):
-    """They are those of the ids' bytes."""
-    assert list(token_keys([])) == []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flat_tokens.keys, "BLOCK_BYTES", block)
-        found = [key for keys in token_keys(cut(sequences, at)) for key in keys.tolist()]
+    for low in range(0, len(encoded), size):
+        high = min(low + size, len(encoded))
+        # A sequence begins in the batch of its first token; those after the last token in the last batch.
+        mine = starts[:-1][(starts[:-1] >= low) & ((starts[:-1] < high) | (high == len(encoded)))]
+        batches.append(TokenBatch(encoded[low:high], np.append(mine, np.uint64(high)) - np.uint64(low), 2**31 - 1))
+    found = [key for keys in token_keys(batches) for key in keys.tolist()]
     assert found == keys([np.array(ids, "<u4").tobytes() for ids in sequences])
+    assert list(token_keys([])) == []

@@ -5,7 +5,6 @@ import os
 import re
 from pathlib import Path
 
-import fsspec
 import pytest
 
 import flat_tokens
@@ -68,18 +67,6 @@ def test_many_datasets_are_counted(tmp_path):
         (tmp_path / f"{i}/latest.json").touch()
     with refusal(rf"below: {tmp_path}/0, .*{tmp_path}/4 and 3 more$", FileNotFoundError):
         flat_tokens.open(tmp_path)
-
-
-def test_a_url_is_answered_in_the_same_way():
-    memory = fsspec.filesystem("memory")
-    write_dataset("memory://nearest/web", [BATCH])
-    try:
-        with refusal(r"memory://.*nearest/wep: there is nothing here. Did you mean: memory://.*/web\?", FileNotFoundError):
-            flat_tokens.open("memory://nearest/wep")
-        with refusal(r"is not a dataset itself. Name one below: memory://.*/nearest/web$", FileNotFoundError):
-            flat_tokens.open("memory://nearest")
-    finally:
-        memory.rm("/nearest", recursive=True)
 
 
 def test_hidden_directories_links_and_what_is_inside_a_dataset_are_not_looked_into(place):

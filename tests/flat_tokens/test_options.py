@@ -52,10 +52,6 @@ CHOICES: dict[str, tuple[Call, str]] = {
         lambda path, value: flat_tokens.write_dataset(path / "new", [BATCH], layout=value),
         "layout is .* one of mmap, compact, zarr2",
     ),
-    "import_dataset layout": (
-        lambda path, value: import_dataset(path, path.parent / "new", layout=value),
-        "layout is .* one of mmap, compact, zarr2",
-    ),
     "import_dataset format": (
         lambda path, value: import_dataset(path, path.parent / "new", value),
         "there is no format .* flat-tokens, modalities, ",
@@ -73,7 +69,6 @@ CHOICES: dict[str, tuple[Call, str]] = {
     "too_long": (made("packed_documents", "too_long"), "too_long is .* one of error, cut"),
     "cuts": (lambda _, value: FillInMiddle(1, 0, 1, 2, 3, cuts=value), "cuts is .* one of tokens, characters"),
     **{f"{name} framework": (made(name, "framework"), "framework is .* one of numpy, torch, jax") for name in VIEWS},
-    "bucketed framework": (bucketed("framework"), "framework is .* one of numpy, torch, jax"),
 }
 
 

@@ -80,11 +80,6 @@ def test_tokens_of_documents_are_those_in_the_rows(corpora, monkeypatch, kind, o
 
 def test_the_ends_that_a_view_adds_have_no_text(corpora):
     tokens = flat_tokens.open(corpora["one"]).train
-    stored = np.diff(tokens.seq_starts.read(0, tokens.seq_count + 1).astype(np.int64))
-    for ends in ({"bos": 1}, {"eos": 2}, {"bos": 1, "eos": 2}):
-        view = tokens.documents(10_000, **ends)
-        assert tokens_seen(view).tolist() == (stored + len(ends)).tolist()
-        assert bytes_seen(view, BYTES).tolist() == stored.tolist()
     wide = np.arange(256)
     expected = [int(wide[tokens.sequence(i)].sum()) for i in range(tokens.seq_count)]
     assert bytes_seen(tokens.documents(10_000, eos=2), wide).tolist() == expected
@@ -157,7 +152,6 @@ def check_counts(record: dict[str, Any], facts: dict[tuple[str, str], Facts], se
 
 
 RUNS: dict[str, dict[str, tuple[str, str, str, dict[str, Any]]]] = {
-    "packed": {"a": ("one", "train", "packed", {"length": 16}), "b": ("two", "train", "packed", {"length": 16})},
     "a dataset twice": {
         "a": ("one", "train", "packed", {"length": 8}),
         "b": ("one", "train", "packed", {"length": 8, "overlap": 4}),
@@ -327,9 +321,6 @@ def test_without_a_list_there_is_no_such_field(corpora, tmp_path):
     assert "forgotten" not in record_of_dataset(corpora["one"])
     nothing = record_of_dataset(corpora["one"], forgotten=[Store.at(tmp_path)])["forgotten"]
     assert (nothing["documents"], nothing["lists"][0]["documents"], nothing["lists"][0]["sha256"]) == (0, 0, "")
-    write_sequences(tmp_path / "plain", [[1, 2]])
-    of_plain = record_of_dataset(tmp_path / "plain", forgotten=[list_at(tmp_path / "x", keys_of(corpora["one"]))])
-    assert of_plain["forgotten"]["documents"] == 0
 
 
 def test_a_version_that_was_kept_elsewhere_says_what_its_output_forgot(tmp_path, tool):

@@ -189,14 +189,6 @@ def test_reasons_are_counted_apart(package):
     assert dict(taken(package(lambda documents: outcome), *"abcd").skipped) == {"house.x": 2, "house.dropped": 1}
 
 
-def test_spans_go_with_their_documents(package):
-    def step(documents: pa.RecordBatch) -> Outcome:
-        return Outcome(pa.array([True, False, True]), spans=pa.array([[[0, 1]], [[0, 2]], None], pa.list_(pa.list_(pa.int64()))))
-
-    step.gives_spans = True  # type: ignore[attr-defined]
-    assert taken(package(step), *"abc").spans == [[(0, 1)], None]
-
-
 WRONG: list[tuple[Any, str]] = [
     (lambda documents: None, "gives NoneType, not an Outcome"),
     (lambda documents: Outcome(pa.array([True])), "gives 1 of keep for 2 documents"),

@@ -1,8 +1,5 @@
 """JSON documents of a store: what they are read by, and its limits."""
 
-from pathlib import Path
-
-import fsspec
 import pytest
 
 from flat_tokens.manifest import read_manifest
@@ -38,15 +35,9 @@ def test_documents_that_are_only_unusual_are_read():
     assert json_object(b'\xef\xbb\xbf{"a": "\\ud83d\\ude00"}', "here") == {"a": "\U0001f600"}
 
 
-@pytest.fixture(params=["local", "remote"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    if request.param == "local":
-        return Store.at(tmp_path)
-    fsspec.filesystem("memory").store.clear()
-    return Store.at("memory://records")
-
-
-def test_a_record_is_read_up_to_a_size(store):
+@pytest.mark.parametrize("place", ["{}/records", "memory://{}"])
+def test_a_record_is_read_up_to_a_size(tmp_path, place):
+    store = Store.at(place.format(tmp_path))
     store.put("a.json", b'{"a": 1}')
     store.put("empty", b"")
     assert read_json(store, "a.json", 8) == {"a": 1}

@@ -3,14 +3,13 @@
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import flat_tokens
-from flat_tokens import TokenBatch
 from flat_tokens.stores import signing
 from flat_tokens.stores.store import Store, read_record
 from tests.keys import KEY, OTHER, key_file, pem, public_pem
+from tests.made import write_sequences
 from tests.refusal import refusal
 
 PLACE = "versions/v1/manifest.json"
@@ -21,12 +20,6 @@ def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file with one key, which the environment names."""
     path = key_file(tmp_path / "keys")
     monkeypatch.setenv(signing.KEY_FILE, str(path))
-    return path
-
-
-def write_dataset(path: Path) -> Path:
-    batch = TokenBatch.from_sequences([np.array([1, 2, 3], np.uint32)])
-    flat_tokens.write_dataset(path, [batch], [batch])
     return path
 
 
@@ -95,7 +88,7 @@ def test_the_signature_of_a_record_is_refused_in_anothers_place(tmp_path, key, o
 
 
 def test_a_version_stays_signed_where_it_is_copied_to_but_not_under_another_versions_name(tmp_path, key):
-    mine = write_dataset(tmp_path / "out/versions/v1")
+    mine = write_sequences(tmp_path / "out/versions/v1", [[1, 2, 3]])
     for there in ("copy", "elsewhere/versions/v1"):
         shutil.copytree(mine, tmp_path / there)
         assert flat_tokens.open(tmp_path / there).train.sequence(0).tolist() == [1, 2, 3]
@@ -106,7 +99,7 @@ def test_a_version_stays_signed_where_it_is_copied_to_but_not_under_another_vers
 
 
 def test_an_open_refuses_a_manifest_that_was_changed_or_is_gone(tmp_path, key):
-    path = write_dataset(tmp_path / "data")
+    path = write_sequences(tmp_path / "data", [[1, 2, 3]])
     manifest = path / "manifest.json"
     before = manifest.read_bytes()
     manifest.write_bytes(before + b" ")
@@ -169,7 +162,7 @@ def test_the_file_of_signatures_stays_small_and_a_spoilt_one_is_mended(tmp_path,
 def test_a_file_without_keys_is_refused_and_not_shown(tmp_path, monkeypatch, text, cause):
     monkeypatch.setenv(signing.KEY_FILE, str(key_file(tmp_path / "keys", text)))
     with pytest.raises(PermissionError, match=f"{cause}.*openssl genpkey -algorithm ed25519 -out KEY") as refused:
-        flat_tokens.open(write_dataset(tmp_path / "data"))
+        flat_tokens.open(write_sequences(tmp_path / "data", [[1, 2, 3]]))
     assert "secret" not in str(refused.value)
 
 
@@ -187,7 +180,7 @@ def test_a_setting_that_is_not_used_or_empty_is_refused(setting, value, remedy, 
 
 
 def test_a_key_that_cannot_be_read_stops_everything(tmp_path, monkeypatch):
-    path = write_dataset(tmp_path / "data")
+    path = write_sequences(tmp_path / "data", [[1, 2, 3]])
     for name, cause in (("nowhere", "No such file"), ("data", "Is a directory")):
         monkeypatch.setenv(signing.KEY_FILE, str(tmp_path / name))
         with refusal(rf"{signing.KEY_FILE}={tmp_path}/{name} cannot be read \({cause}.*Restore", PermissionError):
@@ -195,10 +188,10 @@ def test_a_key_that_cannot_be_read_stops_everything(tmp_path, monkeypatch):
 
 
 def test_without_a_key_nothing_is_signed_and_signed_datasets_open(tmp_path, key, monkeypatch):
-    path = write_dataset(tmp_path / "signed")
+    path = write_sequences(tmp_path / "signed", [[1, 2, 3]])
     monkeypatch.delenv(signing.KEY_FILE)
-    assert flat_tokens.verify(path, "full").seq_count == 2
-    assert not list(write_dataset(tmp_path / "unsigned").rglob("*.ed25519"))
+    assert flat_tokens.verify(path, "full").seq_count == 1
+    assert not list(write_sequences(tmp_path / "unsigned", [[1, 2, 3]]).rglob("*.ed25519"))
 
 
 def test_an_outputs_own_path_does_not_switch_signatures_off(tmp_path, key):
