@@ -20,7 +20,6 @@ from tasks.config import BuildConfig, TokenizerConfig
 from tasks.garbage import Policy
 from tasks.output.pointer import read_pointer
 from tasks.output.versions import list_versions, roll_back
-from tasks.progress import meter
 from tests.faults.support import (
     Settings,
     build_here,
@@ -33,7 +32,6 @@ from tests.faults.support import (
     write_notes,
 )
 from tests.flat_tokens.demo import TOKENIZER
-from tests.flows.test_stores import s3  # noqa: F401  a fixture
 from tests.made import read_docs
 from tests.processes import ROOT
 from tests.refusal import refusal
@@ -126,12 +124,8 @@ def test_a_directory_gains_changes_and_loses_a_file(settings, tmp_path, tokenize
     second = refresh_here(settings)
 
     assert sorted(tokenized) == ["b.jsonl", "d.jsonl"]
-    (progress,) = (one for one in meter.stages() if one.stage == "tokenize")
-    assert 0 < progress.stored < progress.total
     assert (second.outcome, second.sequence, second.changes.before) == ("published", 2, first.version)
     assert changed_files(second) == [("changed", "b.jsonl"), ("removed", "c.jsonl"), ("added", "d.jsonl")]
-    (source,) = second.changes.sources
-    assert (source.documents, source.files) == ((60, 61), (3, 3))
     assert digests(Path(first.path)) == old_files
     after = membership(settings["output"])
     stayed = before.keys() & after.keys()
@@ -209,10 +203,6 @@ def test_a_latest_version_that_is_gone_or_damaged_is_no_ground_to_do_nothing(set
         refresh_here(settings)
 
 
-def notes(*texts: str) -> str:
-    return "".join(json.dumps({"id": text, "text": text}) + "\n" for text in texts)
-
-
 def hub_settings(tmp_path: Path) -> Settings:
     """A dataset of the hub, whose files are a slice each."""
     source = {"name": "hub", "hub": {"path": "org/notes"}, "id_column": "id"}
@@ -250,32 +240,6 @@ def test_a_hub_revision_that_moves_is_a_new_version(stand_in_hub, tmp_path, toke
     assert second.changes.settings == (f"hub.revision {commit[:12]} -> {moved[:12]}",)
     assert [path.name for path in cache.rglob("*.parquet")] == ["c.parquet"]
 
-    source = {"name": "hub", "path": str(tmp_path / "local"), "id_column": "id"}
-    build_here({**settings, "sources": [source], "output": str(tmp_path / "alone")})
-    assert read_docs(tmp_path / "out") == read_docs(tmp_path / "alone")
-
-
-@pytest.mark.slow
-def test_an_object_store_is_not_fetched_to_find_that_nothing_changed(tmp_path, s3):  # noqa: F811
-    """Its ETags say so; a machine without the downloads finds it out all the same."""
-    store = Store.at(f"{s3}/text")
-    for name in ("a", "b"):
-        store.put(f"{name}.jsonl", notes(name, name * 2).encode())
-    settings = {
-        "output": f"{s3}/out",
-        "scratch": str(tmp_path / "scratch"),
-        "source": {"path": f"{s3}/text/*.jsonl", "id_column": "id"},
-        "tokenizer": "bytes",
-    }
-    first = refresh_here(settings)
-    shutil.rmtree(tmp_path / "scratch")
-    assert refresh_here(settings).outcome == "unchanged"
-    assert not list((tmp_path / "scratch").rglob("*.raw"))
-    store.put("b.jsonl", notes("new").encode())
-    second = refresh_here(settings, Policy(keep_versions=1, grace_days=0))
-    assert (second.changes.headline, second.removed) == ("1 file changed", (first.version,))
-    flat_tokens.verify(f"{s3}/out", "full")
-
 
 def test_other_tokenizers_get_the_same_documents_in_the_same_splits_beside_the_dataset(settings, tmp_path):
     first = refresh_here(settings)
@@ -307,8 +271,6 @@ def test_a_rerun_uses_the_datasets_downloads(stand_in_hub, tmp_path):
     assert stand_in_hub.count("a.tsv", "GET") <= asked
     kept = [path.suffix for path in (tmp_path / "out-tokenizer/_cache/files").glob("*")]
     assert set(kept) <= {".table"}  # what is known of the files, none of them
-    beside = {**settings, "output": str(tmp_path / "out-tokenizer"), "tokenizer": TOKENIZER}
-    assert "changed" in {file.kind for file in refresh_here(beside).changes.files}
 
 
 def test_a_dataset_is_enough_for_a_rerun_from_any_directory(settings, tmp_path, monkeypatch):
@@ -359,8 +321,6 @@ def test_reruns_have_outputs_of_their_own(settings, tmp_path):
             reruns_of(base, tokenizers, output)
     with refusal(r"x-\{tokeniser\}: \{tokeniser\} is not known; \{output\} and \{tokenizer\} are"):
         reruns_of(base, ["bytes"], f"{tmp_path}/x-{{tokeniser}}")
-    with refusal("there is no tokenizer 'gpt22'"):
-        reruns_of(base, ["gpt22"])
     with refusal("are within each other"):
         reruns_of(base, ["bytes"], f"{tmp_path}/in/out")
 
@@ -368,11 +328,9 @@ def test_reruns_have_outputs_of_their_own(settings, tmp_path):
 @pytest.mark.parametrize(
     ("name", "short"),
     [
-        ("o200k_base", "o200k_base"),
         ("org/some-1.5", "some-1.5"),
         ("org/some.model", "some"),
         ("/x/my tok.json", "my-tok"),
-        ("a/b.tiktoken", "b"),
         ("..", "tokenizer"),
     ],
 )
