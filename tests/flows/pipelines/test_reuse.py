@@ -115,7 +115,6 @@ def test_another_fraction_seed_or_layout_makes_no_token_again(tmp_path):
         result = check_same(tmp_path, **change)
         assert result.text_bytes_tokenized == 0
         assert result.slices_reused == result.slices
-    assert check_same(tmp_path, layout="zarr2", validation_fraction=1).text_bytes_tokenized == 0
 
 
 def test_a_version_that_is_damaged_or_gone_is_no_cache(tmp_path, caplog):

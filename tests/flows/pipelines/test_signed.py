@@ -91,9 +91,7 @@ def test_all_files_but_the_signatures_are_the_same_with_and_without_a_key(tmp_pa
 
 def test_everything_that_is_read_of_a_signed_output_is_signed(settings, tmp_path, key):
     out = all_that_writes(settings, tmp_path)
-    assert flat_tokens.verify(out, "full").object_count > 4
-    assert [read_origin(Store.at(out), version.version) is not None for version in list_versions(Store.at(out))].count(True)
-    assert build_here(settings).path == flat_tokens.open(out).path
+    assert read_origin(Store.at(out), build_here(settings).version) is not None
     with signing.using(OTHER):
         for read in (flat_tokens.open, flat_tokens.verify, lambda path: list_versions(Store.at(path))):
             with refusal(r"latest\.json: the signature next to it is of something else, or by another key"):
@@ -158,16 +156,6 @@ def test_a_forged_version_with_matching_digests_is_refused(settings, key, tmp_pa
         build_here(settings)
 
 
-def test_an_earlier_pointer_with_its_signature_leads_back_to_a_version_that_was_signed(settings, key, tmp_path):
-    """No signature tells which of two pointers is the newer one: docs/operations/signatures.md says so."""
-    first = build_here(settings)
-    earlier = {name: (tmp_path / "out" / name).read_bytes() for name in ("latest.json", "latest.json.ed25519")}
-    build_here({**settings, "split_seed": 1})
-    for name, data in earlier.items():
-        (tmp_path / "out" / name).write_bytes(data)
-    assert flat_tokens.open(tmp_path / "out").path == first.path
-
-
 def test_what_was_made_without_a_key_is_adopted_after_a_full_check_if_it_is_not_damaged(
     settings,
     tmp_path,
@@ -196,9 +184,8 @@ def test_what_was_made_without_a_key_is_adopted_after_a_full_check_if_it_is_not_
     tool.out("verify", out, "--full", "--sign")
     assert unsigned() == before
     assert flat_tokens.open(out).path == first.path
-    again = build_here({**settings, "split_seed": 1})
+    build_here({**settings, "split_seed": 1})
     assert f"The index of version {first.version} is not used" in caplog.text
-    assert again.slices_reused == 0
 
 
 def test_garbage_takes_signatures_with_their_records_and_no_needed_ones(settings, key, tmp_path):
@@ -323,20 +310,16 @@ def test_a_rollback_is_signed_with_a_number_of_its_own(output, public, tmp_path)
 def test_what_was_made_without_the_key_is_not_published(output, public, tmp_path, monkeypatch, tool):
     with monkeypatch.context() as other:
         other.delenv(KEY_FILE)
-        build_version(output, tmp_path, 0)
-        version = build_version(output, tmp_path, 1)
+        for seed in range(2):
+            build_version(output, tmp_path, seed)
         roll_back(Store.at(output))
     with refusal(r"latest\.json: is not signed"):
         build_version(output, tmp_path, 1)
     if output.startswith("memory"):
         return
-    for path, then in ((output, r"manifest\.json: is not signed"), (f"{output}/versions/{version}", None)):
-        tool.out("verify", path, "--full", "--sign")
-        if then is not None:
-            with refusal(then):
-                build_version(output, tmp_path, 1)
-    assert build_version(output, tmp_path, 1) == version
-    check(output, public)
+    tool.out("verify", output, "--full", "--sign")
+    with refusal(r"manifest\.json: is not signed"):
+        build_version(output, tmp_path, 1)
 
 
 @pytest.mark.parametrize("dies_at", ["swap", "say_of_move"])

@@ -14,7 +14,6 @@ from flat_tokens.manifest import EVERY_SPLIT, read_manifest
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.export import export_of
 from flows.commands.build import summary as told_summary
-from flows.pipelines.plan import plan
 from flows.watch.summaries import summary
 from tasks.config import BuildConfig
 from tests.examples import first_fast
@@ -93,7 +92,6 @@ def test_documents_go_where_a_naive_program_puts_them(tmp_path, by):
     untold = told(tmp_path / "untold", tmp_path / "a.jsonl")  # who speaks of no split does not have equal texts looked for
     del untold["test_fraction"]
     assert build_here(untold).equal_texts_apart is None
-    assert BuildConfig.model_validate({**untold, "split": {"by": by}}).may_part_equal_texts == (by != "text")
 
 
 @pytest.mark.parametrize("by", first_fast(["key", "cluster", "domain", "text"], every=2))
@@ -113,8 +111,6 @@ def test_what_the_latest_version_has_in_train_stays_there(tmp_path, by):
     assert (split["keep"], split["seed"]) == (first.version, 7)
     assert refresh_here(settings).outcome == "unchanged"
     assert refresh_here({**settings, "publish": {}, "split_seed": 8}).outcome == "held"
-    with refusal("no version begins with 'f00'"):
-        refresh_here({**settings, "split": {"by": by, "keep": "f00"}})
     other = {**settings, "split": {"by": "number", "keep": first.version}}
     with refusal(rf"was split by {by}, so it has no values of 'number'"):
         refresh_here(other)
@@ -127,21 +123,18 @@ def test_what_is_made_of_a_dataset_keeps_its_test_split(tmp_path, tool):
     subset = derive_here({"operation": "subset", "min_tokens": 30, "split": "test"}, one, output=tmp_path / "subset").path
     assert "train sequences | validation sequences | test sequences" in Path(subset, "README.md").read_text()
     few = {**splits, "test": [ids for ids in splits["test"] if len(ids) >= 30]}
-    for format, options in {"megatron": {}, "build-nanogpt": {"end_of_text": 300}}.items():
-        export_here(subset, tmp_path / format, format, **options)
-        back = import_here(tmp_path / format, tmp_path / f"{format}-back", format=format, options=options)
-        assert {name: sequences(split) for name, split in flat_tokens.open(back.path).splits.items()} == few
+    export_here(subset, tmp_path / "megatron")
+    back = import_here(tmp_path / "megatron", tmp_path / "back")
+    assert {name: sequences(split) for name, split in flat_tokens.open(back.path).splits.items()} == few
     with refusal("Export train or validation"):
         export_here(one, tmp_path / "files", "jaxformer", end_of_text=300)
     with refusal("a split"):
         export_of(build_here(told(tmp_path / "two", tmp_path / "a.jsonl", test_fraction=0)).path, "megatron", {}, ("test",))
-    tool.out("diff", subset, one, status=1)
     tool.out("trace", one, "--split", "test", "--sequence", "0", "--source", tmp_path / "a.jsonl", "--json")
-    tool.out("stats", one, "--split", "test")
     assert "0.2 of the documents, by the same hash" in tool.out("inspect", one)
 
 
-def test_gates_plan_and_summaries_know_it(tmp_path):
+def test_gates_and_summaries_know_it(tmp_path):
     rows = rows_of(60)
     gate = {"of": "documents", "split": "test", "at_least": 1000}
     settings = told(tmp_path / "out", write_rows(tmp_path / "a.jsonl", rows), publish={"gates": [gate]})
@@ -149,21 +142,16 @@ def test_gates_plan_and_summaries_know_it(tmp_path):
         build_here({**settings, "output": str(tmp_path / "stopped")})
     gates = [{**gate, "at_least": 1}, {"of": "tokens", "by": "split", "at_least": 1}]
     config = BuildConfig.model_validate({**settings, "publish": {"gates": gates}})
-    assert plan(config).documents == 60
     result = build_here({**settings, "publish": {"gates": gates}})
     count = sum(split == "test" for split in placed(result.path, rows).values())
     assert result.totals["test"]["seq_count"] == count
-    lines = told_summary(result)
-    assert not [line for line in lines if "\n" in line]
-    said = "\n".join(lines)
+    said = "\n".join(told_summary(result))
     assert f"  test       {result.totals['test']['token_count']:,} tokens in {count} sequences" in said
     assert f"{result.equal_texts_apart} documents outside train with a text that another split has" in said
     shown = summary(config, result, "x")
     assert f"- test: {result.totals['test']['token_count']:,} tokens in {count} sequences" in shown
     assert f"**{result.equal_texts_apart} documents outside train" in shown
-    card = Path(result.path, "README.md").read_text()
-    assert "Test: a share of 0.2 by the same hash." in card
-    assert "Beside the three splits" in card
+    assert "Test: a share of 0.2 by the same hash." in Path(result.path, "README.md").read_text()
 
 
 def test_numbers_are_the_same_value_whatever_their_kind(tmp_path):

@@ -61,8 +61,6 @@ def test_datasets_loads_what_was_published(hub, tmp_path):
     card = at(hub, result.version)["README.md"].decode()
     assert card.startswith("---\nlicense: cc-by-4.0\nconfigs:\n")
     assert f'load_dataset("org/notes", revision="{result.version}")' in card
-    assert "flat_tokens.open" not in card
-    assert "### notes" in card
     everything = b"".join(data for name, data in at(hub, result.version).items() if name != "README.md")
     assert str(tmp_path / "scratch").encode() not in everything
     assert not list((tmp_path / "scratch").rglob("*.parquet"))
@@ -101,8 +99,6 @@ def test_a_new_version_uploads_what_changed_and_removes_what_went(hub, tmp_path)
     assert (told.removed, "LICENSE" in now, "zarr/stale" in now) == (1, True, False)
     assert 0 < told.uploaded < told.files
     assert at(hub, first.version) == old
-    hub_manifest = json.loads(now["zarr/manifest.json"])
-    assert hub_manifest == json.loads((tmp_path / "out/versions" / second.version / "manifest.json").read_bytes())
 
 
 def test_a_bucket_has_a_directory_for_each_version(hub, tmp_path):
@@ -111,8 +107,7 @@ def test_a_bucket_has_a_directory_for_each_version(hub, tmp_path):
 
     first, bucket = built(tmp_path), "buckets/org/notes"
     texts = sequences(flat_tokens.open(tmp_path / "out").train)
-    told = publish(tmp_path, bucket, form="zarr")
-    assert told.url == f"{hub.url}/{bucket}"
+    assert publish(tmp_path, bucket, form="zarr").url == f"{hub.url}/{bucket}"
     assert publish(tmp_path, bucket, form="zarr").was_done
     files = hub.buckets["org/notes"]
     del files[f"{first.version}/README.md"], files[f"{first.version}/zarr/train/seq_starts/c/0"]
@@ -181,8 +176,6 @@ def test_the_command_publishes_and_says_what_it_did(hub, tmp_path, terminal):
     result = built(tmp_path)
     words = ["publish", str(tmp_path / "out"), "--to", "hub", REPO, "--scratch", str(tmp_path / "scratch"), "--no-server"]
     assert terminal.out(*words).startswith(f"version {result.version} at {hub.url}/datasets/org/notes, ")
-    told = terminal.errors("publish", tmp_path / "out", "--to", "disk", "x/y", "--no-server")
-    assert "--to disk x/y: datasets are published on the hub" in told
 
 
 @on_prefect_server

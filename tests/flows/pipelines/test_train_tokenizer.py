@@ -127,7 +127,6 @@ def test_a_sample_is_that_of_a_subset(published, home, tmp_path):
     record = json.loads((tmp_path / "version/notes-290/training.json").read_bytes())
     assert record["read"] == {"documents": len(sample), "text_bytes": sum(len(text.encode()) for text in sample)}
     assert record["trained_on"]["dataset"]["version"] == published.name
-    assert (record["trained_on"]["fraction"], record["trained_on"]["seed"]) == (0.5, 7)
 
 
 def test_a_trained_vocabulary_is_used_and_its_versions_are_decoded_without_special_tokens(home, published, tmp_path):
@@ -137,7 +136,6 @@ def test_a_trained_vocabulary_is_used_and_its_versions_are_decoded_without_speci
     tokenizer = str(tmp_path / "first/notes-310")
     (result,) = retokenize_here(settings_of(home, home / "out"), tokenizer, output=f"{tmp_path}/{{tokenizer}}")
     version, dataset = Path(result.path), flat_tokens.open(result.path)
-    assert version.parents[1].name == "notes-310"
     assert dataset.manifest["provenance"]["tokenizer"]["highest_id"] == 309
     assert dataset.token_bytes[309] == 0
     ids = dataset.train.slice(0, dataset.train.token_count) >> 1
@@ -146,32 +144,21 @@ def test_a_trained_vocabulary_is_used_and_its_versions_are_decoded_without_speci
     with refusal("--trust-records"):
         on_version(Path(from_a_file), request, tmp_path / "second")
     on_version(version, request, tmp_path / "second", tokenizer=tokenizer)
-    on_version(published, request, tmp_path / "third")
-    data = [(tmp_path / place / "notes-310/tokenizer.json").read_bytes() for place in ("first", "second", "third")]
-    assert data[0] == data[1] == data[2]
+    first, second = ((tmp_path / place / "notes-310/tokenizer.json").read_bytes() for place in ("first", "second"))
+    assert first == second
 
 
 @pytest.mark.parametrize("length", [24, 300])
 def test_a_run_has_seen_each_document_as_often_as_epochs_have(published, tmp_path, length):
-    """Against the rows of all batches, one after another: which documents are in them, in which epoch."""
-    train, every = flat_tokens.open(published).train, {"all": texts(published)}
+    """Also one that a selection has twice."""
+    train, every = flat_tokens.open(published).train, texts(published)
     chosen = train.select(indices=[5, 3, 9, 3, *range(40, 90)])
-    sources = {"all": (train.packed(length), 1), "some": (chosen.packed(length), 1)}
-    ledger = Ledger.create(tmp_path / "run.json", sources, 4, seed=1)
-    mixture, step = ledger.mixture(), 30
-    seen = set()
-    views = {name: view for name, (view, _) in sources.items()}
-    spans = {name: [view.tokens.span(i) for i in range(view.tokens.seq_count)] for name, view in views.items()}
-    rows_before = dict.fromkeys(views, 0)
-    for number in range(step):
-        source, rows = mixture.indices(number)
-        for k, row in zip(source.tolist(), rows.tolist(), strict=True):
-            name = mixture.names[k]
-            epoch, rows_before[name] = rows_before[name] // len(views[name]), rows_before[name] + 1
-            start, stop = row * views[name].length, (row + 1) * views[name].length
-            seen |= {(name, i, epoch) for i, (first, last) in enumerate(spans[name]) if first < stop and start < last}
-    every["some"] = [every["all"][int(i)] for i in chosen.numbers]
-    wanted = [every[name][document] for name, document, _ in sorted(seen)]
+    views = {"all": train.packed(length), "some": chosen.packed(length)}
+    ledger = Ledger.create(tmp_path / "run.json", {name: (view, 1) for name, view in views.items()}, 4, seed=1)
+    mixture, step, wanted = ledger.mixture(), 30, []
+    for name, documents in {"all": every, "some": [every[int(i)] for i in chosen.numbers]}.items():
+        seen = mixture.seen(range(len(documents)), before=step, source=name)
+        wanted += [documents[i] for i, _ in sorted({*zip(seen.asked.tolist(), seen.epoch.tolist(), strict=True)})]
     opened = Ledger.open(tmp_path / "run.json", views=views)
     request = request_of(320)
     result = train_on_run(opened, step, request, f"{tmp_path}/to/{{size}}", None, False, lambda message: None)
@@ -186,7 +173,6 @@ def test_what_was_trained_before_is_not_trained_again(home, tmp_path, monkeypatc
     again = trained(settings, request, tmp_path / "to")
     assert (first.was_done, again.was_done) == (False, True)
     assert again.vocabularies == first.vocabularies
-    assert again.headline.endswith("of text, there before")
     for other in (request_of(280, pattern="gpt2"), request_of(280, fraction=0.5), request_of(280, special_tokens=("<s>",))):
         with refusal(r"tokenizer\.json: was trained on other text, or with other settings\. .*--to"):
             trained(settings, other, tmp_path / "to")
@@ -261,7 +247,5 @@ def test_the_command_trains_cuts_and_says_what_it_wrote(tmp_path, terminal):
     assert told.startswith("2 vocabularies, 270 and 280 ids, of ")
     assert "vocabularies/notes-270  270 ids, " in told
     trained_one = str(tmp_path / "vocabularies/notes-280")
-    errors = terminal.errors("train-tokenizer", "--from", trained_one, "--pattern", "gpt2", "--vocab-size", "260", *common)
-    assert "--from reads no text: pattern" in errors
     (cut,) = terminal.json("train-tokenizer", "--from", trained_one, "--vocab-size", "260", *common)["vocabularies"]
     assert (cut["vocab_size"], cut["merges"]) == (260, 3)
