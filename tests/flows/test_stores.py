@@ -1,7 +1,6 @@
 """Object stores as output and source: the same bytes as on a local disk."""
 
 import json
-import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from tasks.download.sources import resolve_source
 from tasks.locations import place_of
 from tests.examples import first_fast
 from tests.faults.stores import ACCOUNT, BUCKETS, container_at
-from tests.faults.support import build_here, objects, shards_stay
+from tests.faults.support import build_here, objects
 from tests.flat_tokens.demo import DEMO
 from tests.refusal import refusal
 
@@ -90,14 +89,6 @@ def test_a_container_of_azure_is_in_the_account_that_its_url_or_the_environment_
         Store.at(plain)
 
 
-def notes(path: Path, count: int) -> Path:
-    """Documents of many lengths: no two slices hold the same."""
-    dice = random.Random(0)
-    lines = (json.dumps({"id": str(i), "text": "salt wind " * dice.randrange(40)}) for i in range(count))
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
 def test_small_files_cost_a_request_each_and_a_hundred_in_all(monkeypatch, tmp_path):
     """One for the 16 MB of tokens, and those of the version, of what is found and of what is removed again."""
     with BUCKETS["s3"](monkeypatch) as bucket:
@@ -110,22 +101,3 @@ def test_small_files_cost_a_request_each_and_a_hundred_in_all(monkeypatch, tmp_p
     assert (made.layout, len([path for path in paths if path.endswith(".txt")])) == ("compact", 8)
     # In a process that has built before, some of them are known. A few ask whether something was forgotten.
     assert len(paths) - 8 <= 107, "\n".join(paths)
-
-
-@pytest.mark.slow
-def test_a_slice_costs_few_requests(tmp_path, monkeypatch):
-    """The ten objects of a shard are stored. It is looked for, and its four arrays come back once, though it is counted and both
-    splits are written from it. One that is there already is read through once, and nothing of it is asked for again. What its
-    removal costs behind the publication is not counted here.
-    """
-    settings = {"slice_bytes": 4000, "validation_fraction": 0.3, "verify_level": "quick"}
-    settings["source"] = {"path": str(notes(tmp_path / "notes.jsonl", 200)), "id_column": "id"}
-    with BUCKETS["s3"](monkeypatch) as bucket, shards_stay():
-        for most in (17, 12):
-            bucket.proxy.requests.clear()
-            made = run(f"{bucket.url}/out", tmp_path / "scratch", **settings)
-            asked = sum("_cache" in path for _, path, _ in bucket.proxy.requests)
-            assert made.slices >= 10
-            assert asked / made.slices <= most
-            Store.at(made.path).remove("")
-        assert made.slices_reused == made.slices

@@ -26,7 +26,6 @@ NOTHING = "there is nothing at OUTT. Did you mean OUT?"
 MISTAKES = {
     "inspct OUT": "there is no 'inspct'. Did you mean 'inspect'?",
     "inspect OUT --sequnce 1": "there is no argument '--sequnce'. Did you mean '--sequence'?",
-    "inspect OUT --format parqet": "argument --format: there is no 'parqet'. Did you mean 'parquet'?",
     "export OUT NEW --to megatrn": "argument --to: there is no 'megatrn'. Did you mean 'megatron'?",
     "import OUTT NEW": "there is nothing here. Did you mean: OUT?",
     **{f"{name} OUTT": "there is nothing here. Did you mean: OUT?" for name in ("inspect", "stats", "verify", "documents")},
@@ -48,7 +47,6 @@ MISTAKES = {
 }
 MISTAKES_OF_SERVICE = {
     "biuld CONFIG": "there is no 'biuld'. Did you mean 'build'?",
-    "build CONFIG --qiet": "there is no argument '--qiet'. Did you mean '--quiet'?",
     "build": "the following arguments are required: ",
     **{
         f"{command} {arguments}{more}": words
@@ -62,7 +60,6 @@ MISTAKES_OF_SERVICE = {
         for arguments, words in {
             "CONFIGG": "there is nothing at CONFIGG. Did you mean CONFIG?",
             "CONFIG --set source.path=HERE/in/*.jsnl": "there are no files at HERE/in/*.jsnl. Did you mean HERE/in/*.jsonl?",
-            "CONFIG --set source.path=HERE/inn/*.jsonl": "Did you mean HERE/in?",
             "CONFIG --set tokenizer=gtp2": "there is no tokenizer 'gtp2'. Did you mean 'gpt2'?",
             "CONFIG --set tokenizer=HERE/tokeniser.json": "Did you mean HERE/tokenizer.json?",
             "CONFIG --set source.format=parqet": "not 'parqet'. Did you mean 'parquet'?",
@@ -90,7 +87,6 @@ MISTAKES_OF_SERVICE = {
             "unpin": " x",
         }.items()
     },
-    "retokenize OUT --tokenizer gtp2": "there is no tokenizer 'gtp2'. Did you mean 'gpt2'?",
     "import OUT NEW --tokenizer gtp2": "there is no tokenizer 'gtp2'. Did you mean 'gpt2'?",
     "vocabulary gtp2 --to x.tiktoken": "there is no tokenizer 'gtp2'. Did you mean 'gpt2'?",
     "vocabulary gpt2 --to x": "has to end with .tiktoken",
@@ -99,9 +95,7 @@ MISTAKES_OF_SERVICE = {
     "append OUT --to HERE/plain": "python -m flows merge HERE/plain OUT ",
     "append HERE/plain --to OUT/latest": "Append to the output that it belongs to: --to OUT",
     "append HERE/plain --to HERE/none": "none has no latest.json: nothing was published there",
-    "merge OUT": "the following arguments are required: ",
     "subset OUT NEW": "a subset needs a filter: count, drop, fraction, id_list, key_list",
-    "subset OUT NEW --seed 5 --split train": "a subset needs a filter",
     "subset OUT NEW --fraction 0.5 --count 3": "a fraction or a count, not both",
     "subset OUT NEW --min-tokens 5 --max-tokens 4": "min_tokens 5 is above max_tokens 4",
     "subset OUT NEW --keys HERE/keys --ids HERE/keys": "by keys or by ids, not both",
@@ -110,16 +104,12 @@ MISTAKES_OF_SERVICE = {
     "subset OUT NEW --where nosuch=1": "there is no column 'nosuch'; there are tokens, source, file, row, key",
     "subset OUT NEW --fraction 2": "fraction: should be less than or equal to 1, not 2.0",
     "shuffle OUT NEW --seed -1": "seed: should be greater than or equal to 0",
-    "shuffle OUT NEW --workers 0": "workers: should be greater than or equal to 1",
-    "relayout OUT NEW --layout mmapp": "there is no 'mmapp'. Did you mean 'mmap'?",
     "relayout OUT NEW": "relayout needs a layout",
     "relayout OUT http://host/x --layout mmap": "output: nothing can be written to http",
     "merge OUT s3://key:secret@host/x": "carries credentials",
-    "export OUT NEW --to megatrn": "there is no 'megatrn'. Did you mean 'megatron'?",
     "publish OUT --to hub x": "repo: should be ORG/NAME",
     "publish OUT --to hib a/b": "datasets are published on the hub",
     "train-tokenizer --from OUTT --vocab-size 300": NOTHING,
-    "train-tokenizer --run OUTT --step 1 --vocab-size 300": NOTHING,
     "train-tokenizer CONFIG --vocab-size 300 --pattern gtp4": "there is no pattern 'gtp4'. Did you mean 'gpt4'?",
     "train-tokenizer CONFIG --vocab-size x": "--vocab-size x: 'x' is not a whole number",
     "train-tokenizer CONFIG --vocab-size 12": "greater than 256",
@@ -127,7 +117,6 @@ MISTAKES_OF_SERVICE = {
     "train-tokenizer CONFIG --from OUT --vocab-size 300": "takes one of",
     "train-tokenizer --run OUT --vocab-size 300": "--run and --step belong together",
     "train-tokenizer OUT --set a=b --vocab-size 300": "--set changes a configuration file",
-    "forget OUT --ids HERE/kesy --reason x": "there is nothing at HERE/kesy. Did you mean HERE/keys?",
     "forget OUT --reason x": "documents are named by one of keys, ids, where or like",
     "rollback OUT zzz": "no version begins with 'zzz'",
     "rollback OUT": "no version before",
@@ -135,23 +124,18 @@ MISTAKES_OF_SERVICE = {
     "refresh CONFIG --days 3": "give --keep, too",
     "refresh OUT --set split_seed=1": "but a dataset is given",
     'retokenize CONFIG --tokenizer {"nam":x}': "unknown key 'nam'. Did you mean 'name'?",
-    "versions s3://key:secret@host/x": "carries credentials",
     **{
         f"build CONFIG --set {setting}": words
         for setting, words in {
             "tokenizr=gpt2": "unknown key 'tokenizr'. Did you mean 'tokenizer'?",
             "source.text_colum=body": "Did you mean 'text_column'?",
             "validation_fraction=.nan": "validation_fraction",
-            "slice_bytes=-1": "slice_bytes",
             "tokenizer": "--set tokenizer: write KEY=VALUE, such as --set tokenizer=gpt2",
             "=3": "--set : write KEY=VALUE",
-            "source..path=x": "--set source..path: write KEY=VALUE",
             'tokenizer={"name":a,"name":b}': "the value: the key 'name' is in line 1 and again in line 1; remove one",
             "sources.1.path=x": "--set sources.1.path: there is no item '1'; there are 1, counted from 0",
-            "sources.-1.path=x": "--set sources.-1.path: there is no item '-1'",
             "sources.first.path=x": "--set sources.first.path: there is no item 'first'",
             "source.0.path=x": "--set source.0.path: 'source' is not a list, so it has no item '0'",
-            "documents.0=skip": "--set documents.0: 'documents' is not a list, so it has no item '0'",
             "output.path=x": "--set output.path: 'output' has no settings within",
             "source.text_column.name=x": "source.text_column: should be text, not a mapping",
             "documents.on_bad=": "documents.on_bad: should be 'error', 'skip' or 'replace', not nothing",

@@ -1,7 +1,5 @@
 """A build that has nothing to do is known as such before Prefect is imported, if that is soon told."""
 
-import json
-import os
 from pathlib import Path
 
 import pytest
@@ -10,11 +8,6 @@ from flows.pipelines.build import BuildResult, result_if_up_to_date
 from flows.runners.processes import Threads
 from tasks.config import BuildConfig
 from tests.faults.support import build_here, settings_of, write_notes
-from tests.processes import python
-from tests.tasks.tokenize.test_tokenizers import write_ranks
-
-LATE = ("awkward", "gigatoken", "flows.pipelines.slices", "pandas", "prefect", "datasets")
-BUILD = f"import sys; from flows.commands.main import main; main(sys.argv[1:]); print([n for n in {LATE} if n in sys.modules])"
 
 
 @pytest.fixture
@@ -51,20 +44,3 @@ def test_files_that_take_long_to_read_are_left_to_the_build(config, monkeypatch)
     build_here(config)
     monkeypatch.setattr("flows.pipelines.text.LOOKED_INTO", 10)
     assert look(config) is None
-
-
-@pytest.mark.slow
-def test_what_only_tokenizing_needs_is_not_imported(tmp_path):
-    """The fast engine takes half a second to import, which is as long as all else that such a build does."""
-    ranks = tmp_path / "bytes.tiktoken"
-    write_ranks(ranks, {bytes([i]): i for i in range(256)})
-    settings = settings_of(tmp_path / "out", write_notes(tmp_path / "in/notes.jsonl", 6))
-    configuration = tmp_path / "build.json"
-    configuration.write_text(json.dumps({**settings, "tokenizer": {"name": str(ranks), "pattern": "cl100k_base"}}))
-    build = ("-c", BUILD, "build", str(configuration), "--no-server", "--quiet")
-    environment = {**os.environ, "PREFECT_HOME": str(tmp_path / "prefect")}
-    # A file that was written just before is read twice.
-    first, _, again = (python(*build, env=environment, check=True).stdout for _ in range(3))
-    assert first.endswith("['awkward', 'gigatoken', 'flows.pipelines.slices']\n")
-    assert "nothing to do" in again
-    assert again.endswith("[]\n")

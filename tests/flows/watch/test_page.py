@@ -13,7 +13,7 @@ from flows.refresh import refresh_dataset
 from flows.watch import api
 from flows.watch.page import ListedRun, bring_up_to_date, dataset_page, link_to_page
 from tasks.config import BuildConfig
-from tasks.output.versions import Status, Version, pin
+from tasks.output.versions import Status, Version
 from tests.faults.support import settings_of, write_notes
 from tests.flows.asked import artifacts, on_prefect_server
 from tests.refusal import refusal
@@ -142,12 +142,9 @@ def test_the_schedule_is_that_of_the_deployment_of_the_name(tmp_path, schedules,
 @on_prefect_server
 def test_each_run_brings_the_page_up_to_date(tmp_path):
     """A build and three refreshes, of which the last two fail."""
-    from flat_tokens.stores.store import Store
-
     notes = write_notes(tmp_path / "in/notes.jsonl", 6)
     config = BuildConfig.model_validate(settings_of(tmp_path / "out", notes, name="Page_Of"))
     first = build_dataset(config)
-    pin(Store.at(tmp_path / "out"), first.version, "of the test")
     write_notes(notes, 7)
     second = refresh_dataset(config)
     notes.write_text('{"id": "a", "text": 5}\n')
@@ -155,13 +152,9 @@ def test_each_run_brings_the_page_up_to_date(tmp_path):
         with refusal("row 0"):
             refresh_dataset(config)
 
-    description, text = artifacts("dataset-page-of")[-1]
+    _, text = artifacts("dataset-page-of")[-1]
     assert text.index("**The last run failed**: ") < text.index(f"Latest version: `{second.version}`")
-    assert "notes.jsonl, line 1 (row 0)" in text
     assert f"- `{first.version}` (" in text
-    assert "pinned: of the test" in text
     assert text.count(" refresh](../../runs/flow-run/") == 3
-    assert text.count(": Failed: notes.jsonl, line 1 (row 0)") == 2
     assert text.count(" build](../../runs/flow-run/") == 1
-    assert description.endswith("; the last run failed")
     assert link_to_page("Page_Of") in artifacts("page-of-summary")[-1][1]

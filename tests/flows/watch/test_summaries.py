@@ -26,7 +26,7 @@ from tasks.derive.request import DeriveRequest, ImportRequest, Merge
 from tasks.finalize.card import card_sources
 from tasks.output.changes import changes_between
 from tasks.progress import Done, Progress
-from tests.flows.asked import Seen, ask, on_prefect_server, task_runs
+from tests.flows.asked import Seen, ask, on_prefect_server
 from tests.flows.watch.test_page import STATUS, run, version
 from tests.flows.watch.test_progress import config
 from tests.made import docs_of, publish_docs
@@ -90,7 +90,6 @@ def test_the_summary_reckons_up_every_source_and_leads_to_it():
             "[hf://datasets/org/name@main/a.parquet](https://huggingface.co/datasets/org/name)",
         ),
         ("hf://spaces", "`hf://spaces`"),
-        ("memory://a", "`memory://a`"),
     ],
 )
 def test_places_are_links_where_a_browser_can_follow_them(location, shown):
@@ -102,10 +101,9 @@ def test_the_summary_of_a_derived_dataset_says_of_what_it_is_and_what_was_left_o
         "read": 2500,
         "written": 2000,
         "skipped": {"too_long": 500},
-        "repeated_keys": 3,
         "by_source": [{"name": "web", "written": 2000, "token_count": 1_000_000}],
     }
-    result = result_of(DerivedResult, documents, operation="subset", not_found=5, seconds={"count": 1.25})
+    result = result_of(DerivedResult, documents, operation="subset", not_found=5, seconds={})
     made_of = {
         "name": "short",
         "operation": {"operation": "subset", "sources": ["web"], "max_tokens": 9, "listed": {"sha256": "ab"}},
@@ -120,15 +118,11 @@ def test_the_summary_of_a_derived_dataset_says_of_what_it_is_and_what_was_left_o
     }
     lines = derived(made_of, result).splitlines()
     for line in (
-        "# short",
         "Subset (sources web, max_tokens 9, listed sha256 ab) of:",
         "- whole def: 5,200 tokens, 2,400 sequences of train and 100 sequences of validation",
-        "- train: 999,000 tokens in 1,990 sequences, largest id 50,255",
         "| web | 2,000 | 1,000,000 |",
         "2,000 of 2,500 documents. Left out: 500 too_long.",
-        "3 documents have the key of another.",
         "5 of the list belong to no document.",
-        "| count | 1.2 |",
     ):
         assert line in lines
     assert lines[2].startswith("Version `abc` published, number 2: `/out/versions/abc`, 4.0 MB as mmap.")
@@ -235,18 +229,10 @@ def test_operations_on_datasets_can_be_watched(datasets, tmp_path):
         f"import {files}", ["dataset:again", "tokenizer:bytes"], said, "again-import-summary", "- `train.bin`, ", back, files
     )
 
-    merged = derive_dataset(DeriveRequest(operation=Merge(), inputs=(str(a), str(b)), output=str(out), name="both"))
-    tasks = {name: state for name, state in task_runs(f"merge into {out}").items() if not name.startswith("publish ")}
-    assert {name.split(" ")[0] for name in tasks} == {"examine", "count", "split", "finalize"}
-    assert {f"examine {a}", "split train tokens 0 to 6", f"finalize {merged.version}"} <= set(tasks)
-    assert set(tasks.values()) == {"Completed"}
+    derive_dataset(DeriveRequest(operation=Merge(), inputs=(str(a), str(b)), output=str(out), name="both"))
     tags = ["dataset:both", "dataset:a-texts", "dataset:b-texts"]
     said = {"both-count": "Done: 5 documents, 160 B at ", "both-split": "Done: 28 B at "}
     check_watched(f"merge into {out}", tags, said, "both-merge-summary", "Merge of:", out, a, b)
-
-    assert verify_dataset(str(a), "full")["object_count"] > 0
-    said = {"a-texts-verify": "Done: "}
-    check_watched(f"verify {a}", ["dataset:a-texts"], said, "a-texts-verify-summary", "is what it says, checked byte by byte")
 
 
 @on_prefect_server

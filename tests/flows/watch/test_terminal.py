@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flows.commands.main import OnTerminal
-from flows.watch.terminal import STYLES, coloured_line, display, fitting, progress_line
+from flows.watch.terminal import coloured_line, display, progress_line
 from tasks.progress import Done, Progress, meter
 
 MIDWAY = Progress("tokenize", 10.0, 4_000_000_000, Done(1_000_000_000, 1234, 300_000_000), recent=100e6)
@@ -40,23 +40,16 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
 COLORED: dict[str, Any] = {"force_terminal": True, "color_system": "standard"}
 
 
-@pytest.mark.parametrize("columns", range(20, 200, 7))
-def test_it_is_one_line_at_any_width(columns, shown):
-    """There is room for what the terminal writes behind it when somebody presses Ctrl-C."""
-    assert "\n" not in shown(columns, **COLORED)
+@pytest.mark.parametrize(("columns", "counts"), [(20, 0), (45, 0), (65, 1), (80, 2), (140, 3)])
+def test_it_is_one_line_at_any_width(columns, counts, shown):
+    """There is room for what the terminal writes behind it when somebody presses Ctrl-C. Counts give way to the bar."""
     plain = shown(columns)
+    assert [word in plain for word in ("MB/s", "tokens", "documents")] == [True] * counts + [False] * (3 - counts)
+    assert "\n" not in plain
+    assert "\x1b" in shown(columns, **COLORED)
     assert len(plain) + len("^C") <= columns
     assert plain.startswith("a-dataset"[: columns - 2])
     assert ("0:30 left" in plain) == (columns > 38)
-
-
-def test_counts_give_way_to_the_bar_the_documents_first():
-    for columns, counts in ((45, 0), (65, 1), (80, 2), (140, 3)):
-        kinds = [kind for kind, _ in fitting(MIDWAY, "web", columns)]
-        assert kinds == ["name", "stage", "bar", "share", *["count"] * counts, "left"]
-    assert "300,000,000 tokens" in dict(fitting(MIDWAY, "web", 80)[:5]).values()
-    (full,) = (text for kind, text in fitting(MIDWAY._replace(done=Done(4_000_000_000)), "web", 140) if kind == "bar")
-    assert set(full) <= {"█", "#"}
 
 
 def test_the_line_says_what_it_waits_for(monkeypatch):
@@ -64,21 +57,10 @@ def test_the_line_says_what_it_waits_for(monkeypatch):
     done = Progress("done", 20.0, 0, Done())
     assert progress_line(done, "web", has_server=True) == "web  done       0:20  telling the Prefect server"
     assert progress_line(done, "web") == "web  done       0:20"
-    assert progress_line(done._replace(seconds=1.0), "web") == "web  done       0:01"
     assert "away" not in progress_line(MIDWAY, "web")
     monkeypatch.setattr("flows.watch.terminal.is_gone", lambda: True)
     assert "the Prefect server is away" in progress_line(MIDWAY, "web")
-    assert "the Prefect server is away" in [text for _, text in fitting(MIDWAY, "web", 80)]
-
-
-def test_colours_are_those_of_a_terminal(shown):
-    assert shown(120, **COLORED).count("\x1b[") >= 2 * len(STYLES)
-    assert "\x1b" not in shown(120)
-
-
-def test_a_name_cannot_move_the_terminal():
-    assert "\x1b" not in progress_line(MIDWAY, "evil\x1b[2J\n")
-    assert "\n" not in progress_line(MIDWAY, "evil\x1b[2J\n")
+    assert {"\x1b", "\n"}.isdisjoint(progress_line(MIDWAY, "evil\x1b[2J\n"))
 
 
 def test_elsewhere_it_is_a_line_now_and_then(monkeypatch, capsys):
@@ -88,8 +70,7 @@ def test_elsewhere_it_is_a_line_now_and_then(monkeypatch, capsys):
         while said.count("\n") < 2 and time.monotonic() < until:
             time.sleep(0.01)
             said += capsys.readouterr().err
-    assert all(line.startswith("web  ") and "\x1b" not in line for line in said.splitlines())
-    assert said.count("\n") >= 2
+    assert all(line.startswith("web  ") for line in said.splitlines())
 
 
 def test_what_is_logged_meanwhile_has_lines_of_its_own(monkeypatch):
