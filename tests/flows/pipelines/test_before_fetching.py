@@ -1,14 +1,12 @@
 """Faults that can be known before a byte is fetched are named before."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import fsspec
 import pytest
 
-import tasks.download.cut
 from tasks.download.sources import fault_of_config
-from tasks.models import FoundFile
+from tests.calls import before_each_call
 from tests.faults.support import build_here
 from tests.refusal import refusal
 
@@ -16,19 +14,9 @@ from tests.refusal import refusal
 @pytest.fixture
 def fetched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The files that are fetched; there is one in a store, and it is called so."""
-    seen = []
-    fetch, read = tasks.download.cut.fetch_file, tasks.download.cut.read_small
-
-    def note(found: FoundFile, *arguments: Any, **settings: Any) -> Any:
-        seen.append(found.name)
-        return fetch(found, *arguments, **settings)
-
-    def note_all(pack: Sequence[FoundFile], *arguments: Any, **settings: Any) -> Any:
-        seen.extend(found.name for found in pack)
-        return read(pack, *arguments, **settings)
-
-    monkeypatch.setattr("tasks.download.cut.fetch_file", note)
-    monkeypatch.setattr("tasks.download.cut.read_small", note_all)
+    seen: list[str] = []
+    before_each_call(monkeypatch, "tasks.download.cut.fetch_file", lambda found, *_: seen.append(found.name))
+    before_each_call(monkeypatch, "tasks.download.cut.read_small", lambda pack, *_: seen.extend(found.name for found in pack))
     fs = fsspec.filesystem("memory")
     fs.pipe({"/before/a.jsonl": b'{"text": "a"}\n', "/before/README.md": b"# About"})
     yield seen
@@ -70,7 +58,6 @@ def test_a_mistake_is_told_before_the_text_is_fetched_or_much_is_read(tmp_path, 
         ({"tokenizer": "nowhere/tokenizer.json"}, "cannot read the tokenizer nowhere/tokenizer.json: No such file"),
         ({"source": {"path": "/nowhere/*.txt"}}, "the source: there are no files at /nowhere/*.txt"),
         ({"validation_fraction": 2}, "validation_fraction"),
-        ({}, None),
         ({"tokenizer": "openai-community/gpt2"}, None),
         ({"source": {"path": "s3://bucket/*.txt"}}, None),
     ],

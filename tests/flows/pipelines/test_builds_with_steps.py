@@ -40,18 +40,6 @@ def settings(output: Path, source: Path, steps: list[dict[str, Any]], **more: An
     return {"output": str(output), **told, "validation_fraction": 0.3, **more}
 
 
-def test_keys_and_splits_are_those_of_the_texts_before(tmp_path):
-    """Without ids, a key is a hash of the text as the source has it."""
-    source = write_texts(tmp_path / "in/x.jsonl", [f"e\u0301 {i}\r\n" for i in range(40)])
-    found = []
-    for steps in ([], STEPS):
-        build_here({**settings(tmp_path / f"out{len(steps)}", source, steps), "source": {"path": str(source)}})
-        docs = read_docs(tmp_path / f"out{len(steps)}")
-        found.append([[doc.key for doc in docs[split]] for split in ("train", "validation")])
-    assert found[0] == found[1]
-    assert all(found[0])
-
-
 def test_documents_take_the_steps_in_their_order_and_all_reports_tell_of_it(tmp_path, tool):
     told = settings(tmp_path / "out", write_texts(tmp_path / "in/x.jsonl", TEXTS), STEPS)
     result = build_here(told)
@@ -73,14 +61,11 @@ def test_documents_take_the_steps_in_their_order_and_all_reports_tell_of_it(tmp_
     assert re.search(r"^\s*steps +length, normalize, pattern$", tool.out("inspect", tmp_path / "out"), re.MULTILINE)
 
 
-@pytest.mark.slow
 def test_a_text_that_a_step_leaves_empty_is_treated_as_one(tmp_path):
     _install(blanks=lambda documents: Outcome(text=pa.array([""] * len(documents), pa.large_string())))
     source = write_texts(tmp_path / "in/x.jsonl", ["a", "b"])
-    for empty, written, skipped in (("keep", 2, {}), ("skip", 0, {"empty": 2})):
-        told = settings(tmp_path / empty, source, [{"use": "blanks"}], documents={"empty": empty})
-        found = build_here(told).totals["documents"]
-        assert (found["written"], found["skipped"]) == (written, skipped)
+    found = build_here(settings(tmp_path / "out", source, [{"use": "blanks"}], documents={"empty": "skip"})).totals["documents"]
+    assert (found["written"], found["skipped"]) == (0, {"empty": 2})
 
 
 def _twice(documents: pa.RecordBatch) -> Outcome:
@@ -130,26 +115,12 @@ def test_plan_tells_what_each_step_leaves_out(tmp_path):
         ("normalize", 0, 0.0),
         ("pattern", 25, 0.125),
     ]
-    assert made.losses[0].reasons == {"min_bytes": 75}
-    assert made.documents == 100
-    shown = "\n".join(plan_text(made))
-    assert "of 200 documents that were read, length leaves out 75, 37.50% (75 min_bytes); normalize leaves out 0, 0.00%" in shown
+    said = "of 200 documents that were read, length leaves out 75, 37.50% (75 min_bytes); normalize leaves out 0, 0.00%"
+    assert said in "\n".join(plan_text(made))
     result = build_here(config)
-    assert result.totals["documents"]["written"] == made.documents
+    assert result.totals["documents"]["written"] == made.documents == 100
     assert sum(result.totals[split]["token_count"] for split in ("train", "validation")) == made.tokens
     assert not plan(BuildConfig.model_validate({**config.model_dump(), "documents": {}})).losses
-
-
-@pytest.mark.slow
-def test_plan_reckons_with_what_steps_leave_out_where_it_samples(tmp_path, monkeypatch):
-    monkeypatch.setattr("tasks.shards.sample.READ_AS_A_WHOLE", 10_000)
-    monkeypatch.setattr("tasks.shards.sample.LEAST_BATCH", 100)
-    texts = [("lorem " if i % 2 else "") + f"{i} word" * 20 for i in range(4000)]
-    config = BuildConfig.model_validate(settings(tmp_path / "out", write_texts(tmp_path / "in/x.jsonl", texts), STEPS))
-    made = plan(config)
-    assert 0 < made.sampled_documents < 4000
-    assert made.documents == pytest.approx(2000, rel=0.1)
-    assert made.losses[2].share == pytest.approx(0.5, rel=0.1)
 
 
 # Checks
