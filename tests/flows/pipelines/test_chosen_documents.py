@@ -37,9 +37,7 @@ def test_an_expression_names_lengths_sources_files_rows_and_keys(output, tmp_pat
     for where, is_it in {
         "tokens > 150": lambda doc: len(doc.ids) > 150,
         "source = 'web' and not row < 2 or tokens = 130": lambda doc: (doc.file < 2 <= doc.row) or len(doc.ids) == 130,
-        "source in ('wiki', 'x')": lambda doc: doc.file == 2,
         "file like '%b.jsonl'": lambda doc: doc.file == 1,
-        "row = 3": lambda doc: doc.row == 3,
         "key is null": lambda _: False,
         f"key = '{docs[1].key:016x}'": lambda doc: doc.key == docs[1].key,
     }.items():
@@ -75,8 +73,6 @@ def test_a_dataset_without_records_has_lengths_alone(tmp_path):
     assert sequences(flat_tokens.open(result.path).train) == [[1], [4, 5, 6]]
     with refusal(r"there is no column 'source': .* has no record of its documents"):
         train.select(where="source = 'web'")
-    with refusal("there is no column 'source'"):
-        subset(tmp_path / "plain", tmp_path / "made", where="source = 'web'")
 
 
 def test_the_manifest_and_the_command_tell_the_expression(output, tmp_path, terminal):

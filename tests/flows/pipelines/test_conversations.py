@@ -120,9 +120,10 @@ def test_a_conversation_that_loses_its_text_is_a_bad_document(build, tokenizer, 
             build([line(GOOD), bad, line(GOOD, [])], template, tools_column="tools")
     odd = [{"role": role, "content": content} for content in ODD for role in ("assistant", "user", "system")]
     many = [{"role": ("user", "assistant")[i % 2], "content": f"m{i}" * (i % 7)} for i in range(3000)]
-    good = [line(GOOD), line(odd), line(json.dumps(odd, ensure_ascii=False)), line(json.dumps(many)), line(many)]
+    good = [line(GOOD), line(odd), line(json.dumps(odd, ensure_ascii=False)), line(many)]
     opened = build([*(one for bad, _ in BAD for one in (line(GOOD), bad)), *good], template, "skip", tools_column="tools")
-    assert held(opened.train) == [wanted(tokenizer, talk) for talk in [*[GOOD] * len(BAD), GOOD, odd, odd, many, many]]
+    of_good, of_odd, of_many = (wanted(tokenizer, talk) for talk in (GOOD, odd, many))
+    assert held(opened.train) == [*[of_good] * (len(BAD) + 1), of_odd, of_odd, of_many]
     assert opened.manifest["totals"]["documents"]["skipped"] == Counter(reason for _, reason in BAD)
 
 

@@ -1,17 +1,15 @@
 """What added, removed, changed and moved by document, against what was edited; and the history of refreshes."""
 
 import errno
-import itertools
 import logging
 import os
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from flat_tokens.stores.store import Store
 from flows.pipelines.refresh import RefreshResult
@@ -22,13 +20,10 @@ from tasks.garbage import Policy, collect
 from tasks.output.changes import DocumentChangeCounts, as_markdown, as_text
 from tasks.output.pointer import read_history
 from tasks.output.versions import roll_back
-from tests.calls import before_each_call
-from tests.examples import examples
 from tests.faults.support import refresh_here, settings_of
 from tests.refusal import refusal
 from tests.sources import write_rows
 
-_numbers = itertools.count()
 Text = dict[str, tuple[str, str]]
 """id -> source and text."""
 
@@ -61,7 +56,6 @@ def test_a_refresh_counts_documents_that_came_went_changed_and_moved(tmp_path):
     text = some_text()
     first = refreshed(tmp_path, text)
     assert counts(first.changes.documents.total) == (40, 0, 0, 0)
-    assert {one.name: one.added for one in first.changes.documents.by_source} == {"notes": 14, "web": 26}
     assert first.text_bytes_tokenized == sum(len(content) for _, content in text.values())
 
     del text["4"]  # of web
@@ -73,56 +67,14 @@ def test_a_refresh_counts_documents_that_came_went_changed_and_moved(tmp_path):
     found = second.changes.documents
     assert counts(found.total) == (3, 1, 2, 2)
     assert {one.name: counts(one) for one in found.by_source} == {"notes": (1, 0, 1, 0), "web": (2, 1, 1, 2)}
-    assert {one.name for one in found.by_split} <= {"train", "validation"}
     assert np.array([counts(one) for one in found.by_split]).sum(axis=0).tolist() == [3, 1, 2, 2]
     assert 0 < second.text_bytes_tokenized < first.text_bytes_tokenized
     assert "  all documents 3 added, 1 removed, 2 changed, 2 moved to another source" in as_text(second.changes)
     assert "- source 'web': 2 added, 1 removed, 1 changed, 2 moved to another source" in as_markdown(second.changes)
-    assert second.model_dump(mode="json")["changes"]["documents"]["total"]["removed"] == 1
 
     third = refreshed(tmp_path, text)
     assert (third.outcome, third.text_bytes_tokenized) == ("unchanged", 0)
     assert counts(third.changes.documents.total) == (0, 0, 0, 0)
-
-
-@pytest.mark.slow
-@given(st.data())
-@examples(15)
-def test_histories_of_edits_are_counted(tmp_path, data):
-    """Whatever was edited, counts are those of the edits, with an index of the version before or without."""
-    directory, before, output = tmp_path / str(next(_numbers)), some_text(25), "out/_cache/index"
-    refreshed(directory, before)
-    for _ in range(2):
-        after = dict(before)
-        for name in data.draw(st.lists(st.sampled_from([f"{i}" for i in range(30)]), max_size=6)):
-            kind = data.draw(st.sampled_from(["removed", "text", "source"]))
-            source, content = after.pop(name, ("notes", "new"))
-            if kind == "source" or name not in before:
-                after[name] = ("web" if source == "notes" else "notes", content)
-            elif kind == "text":
-                after[name] = (source, f"{content}!")
-        if data.draw(st.booleans()):
-            shutil.rmtree(directory / output, ignore_errors=True)  # gone already, where nothing changed since
-        found = refreshed(directory, after).changes.documents
-        both = before.keys() & after.keys()
-        assert counts(found.total) == (
-            len(after.keys() - both),
-            len(before.keys() - both),
-            sum(before[name][1] != after[name][1] for name in both),
-            sum(before[name][0] != after[name][0] for name in both),
-        )
-        before = after
-
-
-@pytest.mark.slow
-def test_documents_of_segments_that_stayed_are_not_looked_at(tmp_path, monkeypatch):
-    text = some_text(100)
-    refreshed(tmp_path, text)
-    looked_at = before_each_call(monkeypatch, "tasks.finalize.document_changes.token_digests", lambda split: split.seq_count)
-    text["50"] = ("web", "another text")
-    found = refreshed(tmp_path, text).changes.documents
-    assert counts(found.total) == (0, 0, 1, 0)
-    assert 0 < sum(looked_at) < 50
 
 
 def test_a_new_split_or_file_name_is_no_change_of_documents(tmp_path):
@@ -136,6 +88,7 @@ def test_a_new_split_or_file_name_is_no_change_of_documents(tmp_path):
     assert [(one.before, one.after) for one in split.of_splits] == [("train", "validation"), ("validation", "train")]
     assert counts(twice.total) == (26, 0, 0, 0)
     (tmp_path / "web/z.jsonl").unlink()
+    shutil.rmtree(tmp_path / "out/_cache/index")  # gone already: counts are as with it
     again = refreshed(tmp_path, text, **other).changes.documents
     assert counts(again.total) == (0, 26, 0, 0)
 
@@ -163,30 +116,23 @@ def test_other_steps_change_documents_whose_keys_are_made_of_their_texts(tmp_pat
     assert {one.name: counts(one) for one in found.by_source} == {"notes": (0, 1, 0, 0), "web": (0, 0, 1, 0)}
 
 
-def test_a_version_that_lost_its_documents_is_no_error_of_the_next(tmp_path, caplog):
+def test_documents_that_cannot_be_compared_are_no_error(tmp_path, caplog, monkeypatch):
+    """A version lost its documents, or the disk is full: it is told, and the version is published."""
     text = some_text(10)
     first = refreshed(tmp_path, text)
     shutil.rmtree(tmp_path / "out/versions" / first.version / "documents/train/file")
-    text["0"] = ("notes", "new")
+    del text["0"]
     with caplog.at_level(logging.WARNING):
         second = refreshed(tmp_path, text)
-    assert (second.outcome, second.changes.documents) == ("published", None)
+        del text["3"]
+        error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=error), raising=False)
+        third = refreshed(tmp_path, text)
+    for found in (second, third):
+        assert (found.outcome, found.changes.documents) == ("published", None)
     assert f"The documents of versions {first.version} and {second.version} cannot be compared" in caplog.text
-    assert [one.added for one in read_history(Store.at(tmp_path / "out"))] == [10, None]
-
-
-def test_a_full_disk_is_told_and_the_version_is_published(tmp_path, caplog, monkeypatch):
-    def full(*_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    text = some_text(10)
-    refreshed(tmp_path, text)
-    del text["3"]
-    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
-    with caplog.at_level(logging.WARNING):
-        found = refreshed(tmp_path, text)
-    assert (found.outcome, found.changes.documents) == ("published", None)
     assert "cannot be compared: No space left on device" in caplog.text
+    assert [one.added for one in read_history(Store.at(tmp_path / "out"))] == [10, None, None]
 
 
 def test_segments_are_passed_over_as_often_as_both_sides_have_them():
@@ -208,8 +154,10 @@ def test_each_refresh_that_publishes_has_a_line_in_the_history(tmp_path):
     roll_back(output)
     refreshed(tmp_path, text)
     found = read_history(output)
-    assert [(one.version, one.documents, one.added) for one in found] == [(first.version, 10, 10), (second.version, 11, 1)]
-    assert [one.text_bytes_tokenized for one in found] == [first.text_bytes_tokenized, second.text_bytes_tokenized]
+    assert [(one.version, one.documents, one.added, one.text_bytes_tokenized) for one in found] == [
+        (first.version, 10, 10, first.text_bytes_tokenized),
+        (second.version, 11, 1, second.text_bytes_tokenized),
+    ]
     assert all(one.seconds > 0 and one.tokens > 0 for one in found)
 
     config = BuildConfig.model_validate({"output": str(tmp_path / "out"), "source": {"path": "/x"}, "tokenizer": "bytes"})

@@ -81,7 +81,9 @@ def test_counts_are_told_by_source(tmp_path):
     settings = told(tmp_path / "out", *paths)
     forecast = plan(BuildConfig.model_validate(settings))
     assert (forecast.documents, forecast.slices_stored) == (5, 0)
+    assert build_here({**settings, "documents": {}}).text_bytes_tokenized > 0
     result = build_here(settings)
+    assert result.text_bytes_tokenized == 0  # segments are shared
     documents = result.totals["documents"]
     assert [documents[name] for name in ("read", "written", "text_bytes", "skipped")] == [5, 3, 4, {"duplicate": 2}]
     assert [one["text_bytes"] for one in documents["by_source"]] == [3, 1]
@@ -108,20 +110,15 @@ def test_a_file_that_stands_twice_is_read_once(tmp_path):
     assert documents_of(result) == [(0, row, text) for row, text in enumerate(texts)]
 
 
-@pytest.mark.parametrize(
-    ("duplicates", "masks"),
-    [("drop", "00001 00000 11111 11111 1111111"), ("keep", "00001 00000 00001 11111 11111 1111111 11111")],
-)
-def test_pairs_are_equal_where_both_parts_are(tmp_path, duplicates, masks):
+def test_pairs_are_equal_where_both_parts_are(tmp_path):
     """A text that has the same bytes as a pair is no copy of it: other tokens of it count."""
     pairs = [{"q": q, "a": a} for q, a in [("2+2=", "4"), ("2+2=4", ""), ("2+2=", "4"), ("", "2+2=4")]]
     path = str(write_rows(tmp_path / "pairs.parquet", pairs))
     masked = {"name": "pairs", "path": path, "prompt_column": "q", "completion_column": "a"}
     plain = {"name": "plain", "path": str(put(tmp_path / "plain.jsonl", ["2+2=4", "2+2=\0\0014", "2+2=4"]))}
-    settings = told(tmp_path / "out", validation_fraction=0, documents={"duplicates": duplicates}) | {"sources": [masked, plain]}
-    found = held(build_here(settings).path)["train"]
-    assert [one.text for one in found] == ["2+2=\0\0014" if len(mask) == 7 else "2+2=4" for mask in masks.split()]
-    assert " ".join("".join(map(str, one.mask)) for one in found) == masks
+    found = held(build_here(told(tmp_path / "out", validation_fraction=0) | {"sources": [masked, plain]}).path)["train"]
+    assert [one.text for one in found] == ["2+2=4"] * 4 + ["2+2=\0\0014"]
+    assert ["".join(map(str, one.mask)) for one in found] == ["00001", "00000", "11111", "11111", "1111111"]
 
 
 def check_as_anew(settings: dict[str, Any], tmp_path: Path, *files: list[str]) -> RefreshResult:
@@ -213,15 +210,3 @@ def test_an_index_leads_nowhere_else(tmp_path, caplog, planted):
     assert "is not used" in caplog.text
     assert again.text_bytes_tokenized > 0
     assert documents_of(again) == documents_of(first)
-
-
-def test_datasets_that_keep_duplicates_are_as_before_and_share_segments(tmp_path):
-    """The setting is in no key and no manifest unless it is used; tokens of segments are the same with it and without."""
-    path = put(tmp_path / "a.jsonl", [f"text {i}" for i in range(60)])
-    plain = build_here(told(tmp_path / "out", path, documents={}))
-    assert plain.version == build_here(told(tmp_path / "other", path, documents={"duplicates": "keep"})).version
-    assert "duplicates" not in Path(plain.path, "manifest.json").read_text()
-    dropped = build_here(told(tmp_path / "out", path))
-    assert dropped.version != plain.version
-    assert dropped.text_bytes_tokenized == 0
-    assert documents_of(dropped) == documents_of(plain)

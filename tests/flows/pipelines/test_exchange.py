@@ -10,12 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import flat_tokens
 import tasks.derive.imports
 from flat_tokens import TokenBatch
 from flat_tokens.formats import FORMATS
 from flat_tokens.keys import token_keys
-from flat_tokens.tools.export import export_of
 from tasks.output.target import SplitRule
 from tests.examples import examples, first_fast
 from tests.faults.support import digests, export_here, import_here
@@ -109,13 +107,3 @@ def test_a_change_while_files_are_read_is_an_error(tmp_path, monkeypatch):
     with refusal(r"web: was changed while it was read"):
         import_here(tmp_path / "web", tmp_path / "back")
     assert not (tmp_path / "back/latest.json").exists()
-
-
-def test_an_export_by_a_flow_and_by_the_command_are_the_same(tmp_path):
-    """One goes on with what the other has begun."""
-    dataset = write_sequences(tmp_path / "dataset", [[1, 2], [3], [4, 5]])
-    first = export_here(dataset, tmp_path / "out", tokens_per_file=2)
-    again = flat_tokens.tools.export.write(export_of(dataset, "megatron", {"tokens_per_file": 2}), str(tmp_path / "out"))
-    assert (first.was_done, again.was_done) == (False, True)
-    (tmp_path / "out/.export/export.json").unlink()
-    assert export_here(dataset, tmp_path / "out", tokens_per_file=2).reused == first.parts == 3
