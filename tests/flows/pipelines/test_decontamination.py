@@ -43,22 +43,8 @@ def documents(count: int) -> list[str]:
     return texts
 
 
-def naive(texts: Sequence[str]) -> list[list[str]]:
-    """The sets of which each document has some."""
-
-    def words(text: str) -> list[str]:
-        return "".join(letter.lower() if letter.isalnum() else " " for letter in text).split()
-
-    found = []
-    for text in texts:
-        mine, of = f" {' '.join(words(text))} ", []
-        for name, questions in (("exam", EXAM), ("law", LAW)):
-            for question in (words(one) for one in questions if len(words(one)) >= 8):
-                runs = [question[i : i + 13] for i in range(max(len(question) - 12, 1))]
-                if name not in of and any(f" {' '.join(run)} " in mine for run in runs):
-                    of.append(name)
-        found.append(of)
-    return found
+FOUND = [["exam"] * (i % 7 == 3 or i % 14 == 4) + ["law"] * (i % 11 == 2) for i in range(60)]
+"""The sets of which each document has some. Questions of less than 8 words are not looked for."""
 
 
 def put(path: Path, texts: Sequence[str]) -> Path:
@@ -85,29 +71,27 @@ def test_builds_have_what_a_naive_program_leaves_with_threads_and_through_groups
     # Ranges of a file with threads, and runs of files through groups.
     results = [built(settings(tmp_path, f"out{n}", action, slice_bytes=size), n) for n, size in ((4, 1500), (None, 10**6))]
     assert same_bytes(*results)
-    found = naive(texts)
-    assert 5 < sum(map(bool, found)) < 40
     totals = results[0].totals["documents"]
-    assert totals["matches"] == {f"decontaminate.{name}": sum(name in of for of in found) for name in ("exam", "law")}
+    assert totals["matches"] == {f"decontaminate.{name}": sum(name in of for of in FOUND) for name in ("exam", "law")}
     assert totals["by_source"][0]["matches"] == totals["matches"]
     (exam, law) = (totals["examples"][f"decontaminate.{name}"] for name in ("exam", "law"))
-    rows = [i for i, of in enumerate(found) if "exam" in of][:3]
+    rows = [i for i, of in enumerate(FOUND) if "exam" in of][:3]
     assert [(one["file"], one["row"]) for one in exam] == [(f"part-{i // 20}.jsonl", i % 20) for i in rows]
     assert (exam[0]["question"], len(exam[0]), len(law)) == (0, 3, 3)
     docs = [one for docs in held(results[0].path).values() for one in docs]
     written = sorted(one.text for one in docs)
     if action == "drop":
-        assert written == sorted(text for text, of in zip(texts, found, strict=True) if not of)
+        assert written == sorted(text for text, of in zip(texts, FOUND, strict=True) if not of)
         assert totals["skipped"] == {
-            "decontaminate.exam": sum(of[:1] == ["exam"] for of in found),
-            "decontaminate.law": sum(of[:1] == ["law"] for of in found),
+            "decontaminate.exam": sum(of[:1] == ["exam"] for of in FOUND),
+            "decontaminate.law": sum(of[:1] == ["law"] for of in FOUND),
         }
     if action == "mark":
         assert written == sorted(texts)
         marks = {one.text: one.columns["contaminated"] for one in docs}
-        assert marks == {text: ",".join(of) or None for text, of in zip(texts, found, strict=True)}
+        assert marks == {text: ",".join(of) or None for text, of in zip(texts, FOUND, strict=True)}
     if action == "span":
-        assert not any(map(bool, naive(written)))
+        assert not any(question in one for one in written for question in (EXAM[0].upper(), EXAM[1], LAW[0].replace(" ", "\n")))
 
 
 def test_a_changed_set_is_another_version_and_an_equal_one_in_another_file_is_not(tmp_path):
@@ -128,13 +112,12 @@ def test_a_changed_set_is_another_version_and_an_equal_one_in_another_file_is_no
 
 
 def test_reports_name_the_sets_and_gates_look_at_the_share(tmp_path, tool):
-    texts = documents(60)
-    put(tmp_path / "in/a.jsonl", texts)
+    put(tmp_path / "in/a.jsonl", documents(60))
     put(tmp_path / "none.jsonl", ["None of the documents has so much as one of these eight words"])
     asked = settings(tmp_path, action="mark")
     asked["documents"]["steps"][0]["against"].append(str(tmp_path / "none.jsonl"))
     result = build_here(asked)
-    of_exam = sum("exam" in of for of in naive(texts))
+    of_exam, matched = sum("exam" in of for of in FOUND), sum(map(bool, FOUND))
     sentence = f"exam: in {of_exam} documents, {of_exam / 60:.2%}"
     assert f"  evaluation {sentence}" in "\n".join(summary_lines(result)).splitlines()
     page = summary(BuildConfig.model_validate(asked), result, "dataset").replace("\\", "")
@@ -149,7 +132,6 @@ def test_reports_name_the_sets_and_gates_look_at_the_share(tmp_path, tool):
     assert "Evaluation sets" in html.read_text()
     tool.out("verify", "--sample", "1/2", "--trust-records", result.path)
     made = plan(BuildConfig.model_validate(settings(tmp_path, "planned")))
-    matched = sum(map(bool, naive(texts)))
     assert re.search(rf"decontaminate leaves out {matched}, .* and finds exam in {of_exam}, law in", "\n".join(plan_text(made)))
     gates = [{"of": "skipped_share", "step": "decontaminate", "at_most": 0.01}]
     with refusal("decontaminate"):

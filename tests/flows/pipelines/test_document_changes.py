@@ -15,7 +15,6 @@ from flat_tokens.stores.store import Store
 from flows.pipelines.refresh import RefreshResult
 from flows.refresh import history
 from tasks.config import BuildConfig
-from tasks.finalize.document_changes import in_both
 from tasks.garbage import Policy, collect
 from tasks.output.changes import DocumentChangeCounts, as_markdown, as_text
 from tasks.output.pointer import read_history
@@ -133,15 +132,6 @@ def test_documents_that_cannot_be_compared_are_no_error(tmp_path, caplog, monkey
     assert f"The documents of versions {first.version} and {second.version} cannot be compared" in caplog.text
     assert "cannot be compared: No space left on device" in caplog.text
     assert [one.added for one in read_history(Store.at(tmp_path / "out"))] == [10, None, None]
-
-
-def test_segments_are_passed_over_as_often_as_both_sides_have_them():
-    a, b = (
-        np.array(some, "S21")
-        for some in ([b"\0\0\0\1\1x", b"\0\0\0\1\1x", b"\0\0\0\2\1x", b"\0\0\0\1\1"], [b"\0\0\0\1\1x", b"\0\0\0\1\1"])
-    )
-    assert [found.tolist() for found in in_both(a, b)] == [[True, False, False, False], [True, False]]
-    assert [found.tolist() for found in in_both(a[:0], b)] == [[], [False, False]]
 
 
 def test_each_refresh_that_publishes_has_a_line_in_the_history(tmp_path):
