@@ -15,6 +15,7 @@ from flat_tokens.stores.store import Store
 from flows.pipelines.refresh import RefreshResult
 from flows.refresh import history
 from tasks.config import BuildConfig
+from tasks.finalize.document_changes import in_both
 from tasks.garbage import Policy, collect
 from tasks.output.changes import DocumentChangeCounts, as_markdown, as_text
 from tasks.output.pointer import read_history
@@ -132,6 +133,12 @@ def test_documents_that_cannot_be_compared_are_no_error(tmp_path, caplog, monkey
     assert f"The documents of versions {first.version} and {second.version} cannot be compared" in caplog.text
     assert "cannot be compared: No space left on device" in caplog.text
     assert [one.added for one in read_history(Store.at(tmp_path / "out"))] == [10, None, None]
+
+
+def test_segments_are_passed_over_as_often_as_both_sides_have_them():
+    """Those without a digest are not."""
+    a = np.array([b"\0\0\0\1\1x", b"\0\0\0\1\1x", b"\0\0\0\2\1x", b"\0\0\0\1\1"], "S21")
+    assert [found.tolist() for found in in_both(a, a[[3, 0]])] == [[True, False, False, False], [False, True]]
 
 
 def test_each_refresh_that_publishes_has_a_line_in_the_history(tmp_path):
