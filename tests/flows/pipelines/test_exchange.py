@@ -76,7 +76,6 @@ def test_a_second_import_does_nothing_and_a_third_reads_only_what_is_new_to_it(t
     drawn = SplitRule(fraction=0.3, seed=2).numbers(np.array(keys(sequences), np.uint64))
     assert found["validation"] == [ids for ids, is_drawn in zip(sequences, drawn, strict=True) if is_drawn]
     assert found["train"] == [ids for ids in sequences if ids not in found["validation"]]
-    assert 5 < len(found["validation"]) < 35
 
 
 def test_imports_that_cannot_be_meant_are_refused(tmp_path):
