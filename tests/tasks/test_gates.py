@@ -29,7 +29,6 @@ def test_a_limit_is_a_number_a_change_or_a_share(of, written, kept):
     [
         ({"of": "documnts", "at_least": 1}, "there is no fact 'documnts'. Did you mean 'documents'?"),
         ({"of": "documents"}, "has no limit"),
-        ({"of": "documents", "at_least": True}, "should be a number"),
         ({"of": "documents", "at_least": "half"}, "should be a number"),
         ({"of": "documents", "at_least": "50 %"}, "write its sign, such as -50 %"),
         ({"of": "documents", "at_least": 5, "at_most": 4}, "at_least 5 is above at_most 4"),
@@ -84,12 +83,7 @@ def test_what_could_not_be_told_does_not_pass():
 def test_the_strictest_action_wins():
     gates = [Gate(of="documents", at_least=9, action=action) for action in ("warn", "hold", "stop")]
     found = judge(gates, {("documents", ALL): 1}, None)
-    assert [strictest_action(found), strictest_action(found[:2]), strictest_action(found[:1]), strictest_action([])] == [
-        "stop",
-        "hold",
-        "warn",
-        None,
-    ]
+    assert [strictest_action(found[:count]) for count in range(4)] == [None, "warn", "hold", "stop"]
     assert summary_of(found, "hold") == "documents: 1; wanted is at least 9"
 
 

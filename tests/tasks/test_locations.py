@@ -95,7 +95,6 @@ def test_what_may_be_read_may_not_be_written_for_that(roots):
     [
         {"sources": [{"hub": {"path": "allenai/c4", "name": "en"}}]},
         {"tokenizer": {"name": "../tokenizer.tiktoken"}},
-        {"tokenizer": {"name": "openai-community/gpt2"}},
         {"tokenizer": "openai-community/gpt2"},
     ],
     ids=str,
@@ -109,15 +108,11 @@ def test_names_on_the_hub_and_files_of_tokenizers_are_places_too(roots, settings
     ("root", "name", "is_let_through"),
     [
         ("hf://openai-community", "openai-community/gpt2", True),
-        ("hf://openai-community/", "openai-community/gpt2", True),
         ("hf://openai-community/gpt2", "openai-community/gpt2", True),
-        ("/data,hf://openai-community/gpt2", "openai-community/gpt2", True),
         ("hf://", "openai-community/gpt2", True),
         ("/data", "cl100k_base", True),
-        ("/data", "bytes", True),
         ("/data", "openai-community/gpt2", False),
         ("hf://openai-community", "openai-community-2/gpt2", False),
-        ("hf://openai-community", "openai/openai-community", False),
         ("hf://openai-community/gpt2", "openai-community/gpt2-xl", False),
         ("hf://openai-community/gpt2", "openai-community/../evil/gpt2", False),
         ("hf://openai-community/gpt2", "openai-community/gpt2@main", True),  # the hub has no repository of that name

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tasks.assemble.duplicates
-from tasks.assemble.duplicates import FirstTexts, _Forest, clusters, least_similarity
+from tasks.assemble.duplicates import FirstTexts, clusters, least_similarity
 from tasks.text.signatures import BYTES, NUMBERS, signatures, text_digests
 from tests.benchmarks.bench import run_whole
-from tests.benchmarks.planted import joined, planted, right_links, shingles_of, similar_pairs
+from tests.benchmarks.planted import planted, right_links, shingles_of, similar_pairs
 from tests.calls import before_each_call
 from tests.examples import examples
 
@@ -41,20 +41,6 @@ def test_equal_texts_are_one_cluster_and_texts_without_words_are_alone():
     texts = ["", "a b", " ".join(text(1)), "A, B.", "", " ".join(text(1)).upper(), "c", "a b"]
     assert clusters(signed(texts), 0.8).tolist() == [0, 1, 2, 1, 4, 2, 6, 1]
     assert clusters(signed([]), 0.8).tolist() == []
-
-
-@given(st.lists(st.tuples(st.integers(0, 29), st.integers(0, 29)), max_size=60), st.integers(1, 20))
-@examples(60)
-def test_union_find_gives_what_a_naive_program_gives(pairs, at_once):
-    forest = _Forest(30)
-    for start in range(0, len(pairs), at_once):
-        some = np.array(pairs[start : start + at_once], np.int64).reshape(-1, 2)
-        forest.join(some[:, 0], some[:, 1])
-    expected = list(range(30))
-    for mine in joined([pair for pair in pairs if pair[0] != pair[1]]):
-        for number in mine:
-            expected[number] = mine[0]
-    assert forest.roots(np.arange(30)).tolist() == expected
 
 
 def test_many_copies_in_one_band_are_found_without_all_pairs(monkeypatch):

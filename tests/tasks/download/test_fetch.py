@@ -4,7 +4,6 @@ import contextlib
 import gzip
 import hashlib
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -149,18 +148,6 @@ def breaking(after: int) -> Callable[[Request], None]:
     return lambda request: request.serve(after)
 
 
-def resetting(after: int) -> Callable[[Request], None]:
-    """Reset the connection within the body."""
-
-    def move(request: Request) -> None:
-        request.serve(after)
-        request.wfile.flush()
-        request.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        request.connection.close()
-
-    return move
-
-
 @pytest.fixture
 def server() -> Iterator[Server]:
     with serving(server := Server()):
@@ -226,8 +213,6 @@ def test_a_server_that_stays_busy_is_given_up(server, tmp_path, waits):
     with refusal(rf"^{server.url()} cannot be fetched \({ATTEMPTS} tries\): HTTP status 503 Service Unavail", OSError):
         fetch(found, tmp_path)
     assert len(waits) == ATTEMPTS - 1
-    with refusal("HTTP status 503", OSError):
-        resolve(server.url())
     assert not list(tmp_path.rglob("*.part"))
 
 
@@ -241,18 +226,11 @@ def test_a_broken_connection_goes_on_behind_what_came(server, tmp_path):
     assert starts[0] < starts[1] <= starts[0] + 300_000
 
 
-@pytest.mark.parametrize(
-    ("moves", "with_ranges", "asked"),
-    [
-        ([resetting(600_000), resetting(0)], True, 4),
-        ([breaking(600_000), breaking(900_000)], False, 4),  # it begins anew
-        ([breaking(300_000), *[busy(503)] * 6] * 3, True, 23),  # progress gives it new tries
-    ],
-)
-def test_a_connection_that_breaks_is_tried_again(server, tmp_path, moves, with_ranges, asked):
-    server.with_ranges, server.moves = with_ranges, [well, *moves]
+def test_a_connection_that_breaks_is_tried_again(server, tmp_path):
+    """Progress gives it new tries."""
+    server.moves = [well, *[breaking(300_000), *[busy(503)] * 6] * 3]
     assert is_whole(bring(server.url(), tmp_path))
-    assert len(server.seen) == asked
+    assert len(server.seen) == 23
 
 
 def test_a_server_that_always_breaks_at_the_same_place_is_given_up(server, tmp_path):
@@ -272,9 +250,6 @@ def test_a_file_that_is_not_there_is_told_at_once(server, tmp_path, waits):
     server.moves = [busy(404)]
     with refusal(rf"^{server.url()} cannot be fetched \(1 try\): HTTP status 404 Not Found$", OSError):
         fetch(found, tmp_path)
-    server.moves = [busy(403), busy(403)]
-    with refusal(rf"^{server.url()} cannot be fetched \(1 try\): HTTP status 403 Forbidden$", OSError):
-        resolve(server.url())
     assert waits == []
 
 
@@ -430,12 +405,9 @@ def test_other_stores_are_read_and_pinned_too(tmp_path):
     ("name", "content", "separator", "expected"),
     [
         ("a.txt", b"a\r\nb\n", "\n", "crlf"),
-        ("a.txt", b"a\r\n\r\nb", "--\n\n", "crlf"),
         ("a.txt", b"x" * ((1 << 20) - 1) + b"\r\n", "\n", "crlf"),  # where one block ends and the next begins
         ("a.txt", b"a\nb\rc\n\r", "\n", None),
         ("a.txt", b"a\r\n", "\r\n", None),
-        ("a.txt", b"a\r\n", "--", None),
-        ("a.txt", b"a\r\n", None, None),
         ("a.jsonl", b'{"text": "a"}\r\n', "\n", None),
     ],
 )
@@ -452,11 +424,10 @@ def packed(kind: str, *parts: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["gz", "zst"])
-@pytest.mark.parametrize("size", [len(BODY), 1000])
-def test_packed_files_are_unpacked_once(tmp_path, monkeypatch, kind, size):
-    """Of one frame or of many, one of them empty. The digest is that of the packed file, the size that of the unpacked one."""
+def test_packed_files_are_unpacked_once(tmp_path, monkeypatch, kind):
+    """Of many frames, one of them empty. The digest is that of the packed file, the size that of the unpacked one."""
     path, scratch = tmp_path / "data.jsonl", tmp_path / "scratch"  # told by content, not by name
-    path.write_bytes(packed(kind, b"", *(BODY[i : i + size] for i in range(0, len(BODY), size))))
+    path.write_bytes(packed(kind, b"", *(BODY[i : i + 1000] for i in range(0, len(BODY), 1000))))
     file = fetch(local(path), scratch)
     assert Path(file.location).read_bytes() == BODY
     assert (file.size, file.format) == (len(BODY), "jsonl")
@@ -473,11 +444,10 @@ def test_packed_files_are_unpacked_once(tmp_path, monkeypatch, kind, size):
     "spoil",
     [
         lambda data: data[:-1],
-        lambda data: data[: len(data) // 2],
         lambda data: data + b"garbage",
         lambda data: data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :],
     ],
-    ids=["end missing", "half missing", "garbage behind", "bit flip"],
+    ids=["end missing", "garbage behind", "bit flip"],
 )
 def test_damaged_packed_files_are_refused_before_any_of_them_is_used(tmp_path, kind, spoil):
     path = tmp_path / f"data.jsonl.{kind}"

@@ -186,8 +186,6 @@ def test_files_that_are_not_kept_never_take_more_than_the_bound(tmp_path, bucket
     monkeypatch.setattr(tasks.download.cut, "fetch_file", fetch)
     monkeypatch.setattr(tasks.download.small, "SMALL_BYTES", 1)
     config = settings(tmp_path / "out", f"{bucket.url}/in/*.jsonl.gz", scratch_bytes=2_000_000, keep_files=False)
-    forecast = plan(config)
-    assert (forecast.scratch_bytes, forecast.keeps_files) == (2_000_000, False)
     documents = built(config)[1]
     assert len(documents) == 1220
     assert max(seen) <= 2_000_000

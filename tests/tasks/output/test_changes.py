@@ -3,8 +3,6 @@
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tasks.output.changes import as_markdown, as_text, changes_between, file_changes
 
@@ -43,21 +41,6 @@ def test_a_manifest_may_lack_what_another_one_has(absent):
     assert changes_between("1", whole, "2", less).settings
 
 
-@given(
-    st.dictionaries(st.sampled_from("vwxyz"), st.sampled_from([A, B, C])),
-    st.dictionaries(st.sampled_from("vwxyz"), st.sampled_from([A, B, C])),
-)
-def test_changes_lead_from_one_to_the_other(then, now):
-    files = dict(then)
-    for change in file_changes("s", then, now):
-        if change.kind in ("removed", "moved"):
-            del files[change.former_name or change.name]
-        if change.kind != "removed":
-            files[change.name] = change.sha256
-    assert files == now
-    assert bool(list(file_changes("s", then, now))) == (then != now)
-
-
 def test_a_summary_counts_documents_and_tokens_by_source():
     changes = changes_between("v1", manifest({"x": A}, 1000), "v2", manifest({"x": A, "y": B}, 2500))
     assert changes.headline == "1 file added"
@@ -66,7 +49,6 @@ def test_a_summary_counts_documents_and_tokens_by_source():
         "  s          documents 2 (+1), tokens 2,500 (+1,500), files 2 (+1)",
     ]
     assert f"- added: s, `y`, `{B[:12]}`" in as_markdown(changes)
-    assert "- source 's': documents 2 (+1), tokens 2,500 (+1,500), files 2 (+1)" in as_markdown(changes)
 
 
 def test_a_first_version_and_one_without_counts():

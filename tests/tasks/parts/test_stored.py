@@ -1,17 +1,12 @@
 """Objects that receipts tell of: asked for once, checked when they come, found again by their digests alone."""
 
-import threading
-import time
 import uuid
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tasks.parts.stored
 from flat_tokens.stores.store import Store, StoredObject, content_digest
 from tasks.parts.stored import DigestCache, KnownStore, digest_all
 from tests.calls import before_each_call
@@ -51,12 +46,8 @@ def test_small_objects_are_asked_for_once_together_and_cut_here(root, asked, ahe
     if ahead:
         assert store.fetch(["a", "b", "c"]) == {"a": data["a"], "b": data["b"]}
     for _ in range(2):
-        assert store.read_ranges(["a", "b", "a"], [0, -3, 2], [4, None, 4]) == [
-            data["a"][:4],
-            data["b"][-3:],
-            data["a"][2:4],
-        ]
-        assert store.read_ranges(["b"], [1], [1000]) == [data["b"][1:]]
+        found = store.read_ranges(["a", "b", "a"], [0, -3, 2], [4, None, 1000])
+        assert found == [data["a"][:4], data["b"][-3:], data["a"][2:]]
     assert asked == [["a", "b"]]
 
 
@@ -65,18 +56,6 @@ def test_what_most_likely_stands_there_is_not_asked_for_if_its_digest_says_so(ro
     store = known(root, (root / "shard").put("a", right), (root / "shard").put("b", other), likely=[right, fresh("wrong")])
     assert store.read_ranges(["a", "b"], [0, 0], [100, 100]) == [right, other]
     assert asked == [["b"]]
-
-
-def test_large_and_unknown_objects_are_read_in_the_ranges_that_are_asked_for(root, asked, monkeypatch):
-    monkeypatch.setattr(tasks.parts.stored, "WHOLE_BYTES", 8)
-    (root / "shard").put("unknown", b"unknown")
-    small, large = fresh("")[:8], fresh("large")
-    store = known(root, (root / "shard").put("small", small), (root / "shard").put("large", large))
-    keys = ["large", "unknown", "small", "nothing"]
-    *found, nothing = store.read_ranges(keys, [2, 0, 1, 0], [5, 3, 3, 1])
-    assert found == [large[2:5], b"unk", small[1:3]]
-    assert isinstance(nothing, FileNotFoundError)
-    assert asked == [["small"], ["large", "unknown", "nothing"]]
 
 
 @pytest.mark.parametrize("now", [b"other bytes!", b"other", b"some bytes!!"], ids=["others", "fewer", "more"])
@@ -95,29 +74,12 @@ def test_an_object_that_is_gone_is_missed_where_it_is_not_kept(root):
     assert isinstance(answer, FileNotFoundError)
 
 
-def test_threads_that_want_the_same_ask_once(root, asked, monkeypatch):
-    """All have come before the store answers the first of them."""
-    data, count = fresh("shared"), 4
-    stored = (root / "shard").put("a", data)
-    at_the_door = threading.Barrier(count)
-    before_each_call(monkeypatch, READ, lambda *_: time.sleep(0.05))
-
-    def read(_: int) -> list[bytes | FileNotFoundError]:
-        at_the_door.wait(60)
-        return known(root, stored).read_ranges(["a"], [0], [100])
-
-    with ThreadPoolExecutor(count) as pool:
-        assert list(pool.map(read, range(count))) == [[data]] * count
-    assert asked == [["a"]]
-
-
 def test_checking_asks_the_store_whatever_is_kept(root, asked):
     """What was right once says nothing of what is there now. Who reads what was checked does not ask for it again."""
     data = {name: fresh(name) for name in ("a", "b")}
     shard = root / "shard"
     objects = [shard.put(name, some) for name, some in data.items()]
     assert list(digest_all(shard, objects)) == list(digest_all(shard, objects)) == objects
-    assert asked == [["a", "b"]] * 2
     assert known(root, *objects).read_ranges(["a"], [0], [5]) == [data["a"][:5]]
     assert asked == [["a", "b"]] * 2
     changed = shard.put("a", fresh("a long other one"))
@@ -139,10 +101,3 @@ def test_what_was_used_last_is_kept_within_the_limit(uses, limit):
         assert kept.find(digest) == (bytes(n) if n in model else None)
     for n in range(10):
         assert kept.find(content_digest(bytes(n))) == (bytes(n) if n in model else None)
-
-
-def test_a_store_with_another_root_knows_the_same(root, asked):
-    data = fresh("a")
-    store = known(root, (root / "shard").put("c/0", data))
-    assert replace(store, root=store.path("c")).read_ranges(["0"], [0], [3]) == [data[:3]]
-    assert asked == [["0"]]
