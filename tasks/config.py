@@ -47,7 +47,7 @@ from tasks.locations import (
     plain_location,
     readable,
 )
-from tasks.models import GivenName, Matching, Model, NonEmpty
+from tasks.models import GivenName, Matching, Model, NonEmpty, as_name
 from tasks.rows import KEY, OF_PLACE, OF_VERSION, SPLIT_KEY
 
 
@@ -399,10 +399,8 @@ class EvaluationSet(TextPlace):
             return value
         hub = value.get("hub")
         place = hub.get("path") if isinstance(hub, dict) else value.get("path")
-        stem = (
-            re.sub(r"[^A-Za-z0-9._-]+", "-", os.fspath(place).rstrip("/").rpartition("/")[2].partition(".")[0]) if place else ""
-        )
-        return {**value, "name": stem.strip(".-_") or "set"}
+        base = os.fspath(place or "").rstrip("/").rpartition("/")[2]
+        return {**value, "name": as_name(base.partition(".")[0], "set")}
 
     def source(self) -> Source:
         """The set as a source, which is looked up, fetched and read."""

@@ -148,11 +148,6 @@ class Gate(Model):
             raise ValueError(f"at_least {low} is above at_most {high}")
         return self
 
-    @property
-    def is_of_a_change(self) -> bool:
-        """Whether it does not apply to a first version."""
-        return self.of in OF_CHANGES or all(isinstance(one, str) for one in (self.at_least, self.at_most) if one is not None)
-
     def is_at(self, place: Subject) -> bool:
         """Whether it looks at the fact of a place."""
         wanted = Subject(**{name: getattr(self, name) or "" for name in Subject._fields})
@@ -233,7 +228,7 @@ def judge(gates: Sequence[Gate], now: Facts, before: Facts | None) -> list[Findi
     """
     found = []
     for gate, ((of, place), value), side in itertools.product(gates, now.items(), ("at_least", "at_most")):
-        if of != gate.of or not gate.is_at(place) or (before is None and gate.is_of_a_change):
+        if of != gate.of or not gate.is_at(place) or (before is None and of in OF_CHANGES):
             continue
         given, former = getattr(gate, side), (before or {}).get((of, place))
         is_change = isinstance(given, str)

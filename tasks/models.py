@@ -81,6 +81,13 @@ GivenName = Annotated[
     str, Matching(NAME, "letters, digits, dots, dashes and underscores, of which the first is a letter or a digit")
 ]
 """A name that people give."""
+
+
+def as_name(text: str, otherwise: str) -> str:
+    """A text with dashes for what no name has; *otherwise* if nothing else is left."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("._-") or otherwise
+
+
 Reason = Annotated[str, Matching(r"\S", "a reason in words")]
 NonEmpty = Annotated[str, Field(min_length=1)]
 

@@ -25,7 +25,7 @@ def croissant(record: JsonFacts, answers: JsonFacts | None = None) -> JsonObject
     first: JsonFacts = datasets[0] if datasets else {"name": "data", "path": None, "version": None, "manifest_sha256": None}
     counts = f"{record['documents']:,} documents; {record['tokens']:,} tokens, each as often as it was seen"
     if run:
-        name = f"Training data of {_base(run['ledger'])} before step {run['step']:,}"
+        name = f"Training data of {run['ledger'].rpartition('/')[2]} before step {run['step']:,}"
         description = f"What a run has seen before step {run['step']:,}, from its ledger: {counts}."
         version = f"0.0.0+step{run['step']}.{run['sha256'][:16]}"
         history = "The history of the run: sources, weights and batch sizes by step."
@@ -63,10 +63,6 @@ def missing(document: JsonFacts) -> list[str]:
     return [name for name in REQUIRED if name not in document]
 
 
-def _base(path: str) -> str:
-    return path.rpartition("/")[2]
-
-
 def _files(k: int, dataset: JsonFacts) -> list[JsonObject]:
     """The manifest of a dataset, which has the size and the digest of every object, and its kept columns."""
     if dataset["manifest_sha256"] is None:
@@ -84,7 +80,7 @@ def _files(k: int, dataset: JsonFacts) -> list[JsonObject]:
 
 
 def _file(name: str, place: str, sha256: str, description: str) -> JsonObject:
-    file = {"name": _base(place), "contentUrl": place, "encodingFormat": "application/json", "sha256": sha256}
+    file = {"name": place.rpartition("/")[2], "contentUrl": place, "encodingFormat": "application/json", "sha256": sha256}
     return _node("cr:FileObject", name, description) | file
 
 

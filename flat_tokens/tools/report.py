@@ -9,6 +9,7 @@ import difflib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from os.path import commonprefix
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -340,7 +341,7 @@ def _cut(text: str, begin: int) -> str:
 
 def _marked(one: str, other: str) -> tuple[Parts, Parts]:
     """Two texts from a little before the first difference on, by words."""
-    same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    same = len(commonprefix([one, other]))  # noqa: RUF071  of texts
     begin = one.rfind(" ", 0, max(same - LEAD_CHARACTERS, 0)) + 1
     words = [re.findall(r"\s+|\S+", _cut(text, begin)) for text in (one, other)]
     parts: tuple[Parts, Parts] = ([], [])

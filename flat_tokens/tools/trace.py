@@ -235,8 +235,9 @@ def traced_rows(sources: TextSources, name: str, view: SplitView, numbers: Mappi
         {"row": k, "view_row": number, "parts": _sequences_in_row(view.tokens, view, number)} for k, number in numbers.items()
     ]
     if view.has_epochs:
-        rows_of = f"{sources.corpus.url}: rows of source {name!r}"
-        raise ValueError(f"{rows_of} are filled in the middle, which cannot be traced. Trace its documents.")
+        raise ValueError(
+            f"{sources.corpus.url}: rows of {name!r} are filled in the middle, which cannot be traced. Trace its documents."
+        )
     shift = "bos" in ends_of(view.tokens)  # a first token that is not stored
     for part in (part for row in rows for part in row["parts"]):
         part["sequence_tokens"] = [max(place - shift, 0) for place in part["sequence_tokens"]]

@@ -22,6 +22,7 @@ from flows.pipelines.publish import opened, timed
 from flows.pipelines.stages import Runner
 from flows.pipelines.text import Text, at_revisions, check_sources_apart, pin_sets, pin_sources
 from tasks.config import BuildConfig, TokenizerConfig
+from tasks.models import as_name
 from tasks.output.changes import digests_of, file_changes, sources_of
 from tasks.output.leases import shared_scratch
 from tasks.output.paths import origin_key, version_store
@@ -140,7 +141,7 @@ def reruns_of(base: Base, tokenizers: Sequence[str | TokenizerConfig], output: s
 def short_name(tokenizer: TokenizerConfig) -> str:
     """A tokenizer's name as a part of a path: without directories, organisation and suffix."""
     name = PurePath(tokenizer.name).name.removesuffix(".json").removesuffix(".tiktoken").removesuffix(".model")
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or "tokenizer"
+    return as_name(name, "tokenizer")
 
 
 def read_text(base: Base, config: BuildConfig, runner: Runner) -> Text:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import posixpath
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
@@ -24,7 +23,7 @@ from flat_tokens.tools.corpus import open_corpus, options_of
 from tasks.derive.request import ImportRequest
 from tasks.finalize.provenance import Provenance, tokenizer_facts
 from tasks.locations import Location
-from tasks.models import FORMAT_SEMANTICS, Model, TokenShard, digest_of
+from tasks.models import FORMAT_SEMANTICS, Model, TokenShard, as_name, digest_of
 from tasks.output.forgotten import forgotten_at
 from tasks.output.leases import Workspace
 from tasks.parts.opening import open_shard
@@ -203,7 +202,7 @@ def provenance(
         name, sha256 = (mine[0].key, mine[0].digest) if len(mine) == 1 else (split, digest_of(*map(list, mine)))
         parts = [one.described() for one in mine]
         files.append({"name": name, "size": sum(one.size for one in mine), "sha256": sha256, "split": split, "parts": parts})
-    name = request.name or re.sub(r"[^A-Za-z0-9._-]+", "-", posixpath.basename(request.path.rstrip("/"))).strip(".-") or "import"
+    name = request.name or as_name(posixpath.basename(request.path.rstrip("/")), "import")
     source = {"name": name, "from": f"{opened.format} files", "revision": None, "format": opened.format}
     if masked := [split for split in EVERY_SPLIT if split in opened.splits and reads_mask(opened, split)]:
         named = getattr(opened.splits[masked[0]], "loss_mask", None)

@@ -27,7 +27,7 @@ from flat_tokens.rows.split import FlatTokens
 from flat_tokens.stores.store import Store, StoredObject, file_at, stored_object
 from flat_tokens.tools.corpus import open_corpus, run_of
 from tasks.derive.request import ForgetRequest, Subset
-from tasks.models import ALL_SPLITS, FORGOTTEN, Model, digest_of
+from tasks.models import ALL_SPLITS, FORGOTTEN, Model, as_name, digest_of
 from tasks.output.paths import DOCUMENTS, VERSIONS
 from tasks.output.target import Target
 from tasks.parts.input import open_input
@@ -142,7 +142,7 @@ def _of_content(store: Store, splits: dict[SplitName, FlatTokens]) -> JsonObject
 
 def _name_of(store: Store) -> str:
     """A name for a dataset without a recorded name: that of its directory."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", store.root.rpartition("/")[2]).strip(".-") or "dataset"
+    return as_name(store.root.rpartition("/")[2], "dataset")
 
 
 def _as_source(name: str, stored: dict[SplitName, list[StoredObject]]) -> JsonObject:

@@ -102,7 +102,9 @@ def refuse_saved(source: Source, files: Sequence[FoundFile]) -> None:
     """ValueError if a source is what ``datasets`` has saved to disk, with the pattern that finds its data."""
     names = {file.name for file in files}
     beside = [name for name in names if name.endswith((SAVED[0], SAVED_SPLITS))]  # hardly ever any
-    saved, of_splits = (sorted(name[: -len(of)] for name in beside if _base(name) == of) for of in (SAVED[0], SAVED_SPLITS))
+    saved, of_splits = (
+        sorted(name[: -len(of)] for name in beside if name.rpartition("/")[2] == of) for of in (SAVED[0], SAVED_SPLITS)
+    )
     patterns = [f"{_place_of(source)}/{parent}data-*.arrow" for parent in saved if parent + SAVED[1] in names]
     patterns = patterns or [f"{_place_of(source)}/{parent}*/data-*.arrow" for parent in of_splits]
     if patterns:
@@ -136,7 +138,7 @@ def check_one_format(source: Source, files: Iterable[tuple[str, FileFormat, int]
     if len({kind for _, kind, _ in listed}) < 2:
         return
     for name, kind, size in listed:
-        of_format.setdefault(kind, {})[name] = 0 if _base(name).upper().startswith(NOTES) else size
+        of_format.setdefault(kind, {})[name] = 0 if name.rpartition("/")[2].upper().startswith(NOTES) else size
     found = ", ".join(f"{kind} ({list(names)[-1]})" for kind, names in sorted(of_format.items()))
     most = max(of_format.values(), key=lambda names: sum(names.values()))
     data = [name for name, size in most.items() if size] or list(most)
@@ -144,10 +146,6 @@ def check_one_format(source: Source, files: Iterable[tuple[str, FileFormat, int]
         f"{source.called} holds files of several formats: {found}. Set source.path to a pattern that takes one of "
         f"them, such as {_pattern(source, data)}; give another format a source of its own."
     )
-
-
-def _base(name: str) -> str:
-    return name.rpartition("/")[2]
 
 
 def _pattern(source: Source, names: Sequence[str]) -> str:

@@ -55,7 +55,7 @@ class Chat(Model):
     """Whether the tools of a conversation follow it."""
     count: tuple[str, ...] | None = None
     """The parts of a message that count, if not all do."""
-    edition: Literal[3] = 3
+    edition: Literal[4] = 4
     """Raised when the same conversation would get other tokens or another mask."""
 
     @model_serializer(mode="wrap")

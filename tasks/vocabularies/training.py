@@ -47,7 +47,7 @@ from flat_tokens.vocabulary import Vocabulary, byte_level_alphabet
 from tasks.config import BuildConfig
 from tasks.derive.choice import sample_hashes
 from tasks.download.cut import fetched_ahead, local_slice
-from tasks.models import Slice
+from tasks.models import Slice, as_name
 from tasks.output.leases import Workspace
 from tasks.output.target import SplitRule
 from tasks.progress import meter
@@ -409,5 +409,4 @@ def done_before(directory: str, size: int, trained_on: JsonObject, request: Voca
 
 def place_of(to: str, name: str, size: int) -> str:
     """The directory of a vocabulary. ``{name}`` and ``{size}`` are replaced in *to*."""
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or "tokenizer"
-    return to.replace("{name}", plain).replace("{size}", str(size))
+    return to.replace("{name}", as_name(name, "tokenizer")).replace("{size}", str(size))

@@ -70,18 +70,26 @@ class Turns:
         """The rendered conversation, and the places of what counts in it, in characters."""
         marks = (OPEN + seal, CLOSE + seal) if self._has_marks else ("", "")
         plain = _read(self._template.render(messages, tools, marks), [], seal)
-        numbers = [i for i, message in enumerate(messages) if message.get("role") in self._roles]
+        answers = [i for i, message in enumerate(messages) if message.get("role") in self._roles]
+        numbers = [i for i in answers if _counts(messages[i], i)]
         is_narrow = self._counted is not None and not _kinds(messages, numbers) <= {*self._counted}
-        if not numbers or (self._has_marks and not is_narrow):
-            return plain.text, plain.spans
+        is_marked = self._has_marks and numbers == answers
+        if not numbers or (is_marked and not is_narrow):
+            return plain.text, plain.spans if numbers == answers else []
         conversation = self._conversation(messages, tools, numbers, plain, marks, seal)
-        if conversation is None:
-            if is_narrow:
-                raise RefusedError(NOT_DIVIDED)
-            self.by_prefixes += 1
-            return plain.text, _in_order([self._by_prefixes(messages, tools, plain.text, i) for i in numbers], numbers)
-        turns = plain.spans if self._has_marks else _in_order([self._turn(conversation, i) for i in numbers], numbers)
-        return plain.text, self._narrowed(conversation, turns, numbers) if is_narrow else turns
+        if is_narrow and conversation is None:
+            raise RefusedError(NOT_DIVIDED)
+        turns = plain.spans
+        if not is_marked:
+            self.by_prefixes += conversation is None
+            found = [
+                self._turn(conversation, i) if conversation else self._by_prefixes(messages, tools, plain.text, i)
+                for i in numbers
+            ]
+            turns = _in_order(found, numbers)
+            if self._has_marks:  # also around messages that do not count
+                turns = [one for one in plain.spans if any(one[0] < stop and start < one[1] for start, stop in turns)]
+        return plain.text, self._narrowed(conversation, turns, numbers) if conversation and is_narrow else turns
 
     def places(self, messages: list[Message], text: str) -> list[IntPair] | None:
         """The places of contents in a conversation of nothing else, which is rendered as *text*. None if they are not known."""
@@ -304,6 +312,13 @@ def _read(rendered: str, owners: Sequence[tuple[str, int]], seal: str) -> Marked
         else:
             spans.append((begun, length))
     return MarkedText("".join([*pieces, rendered[at:]]), [*parts.values()], spans, has_repeats)
+
+
+def _counts(message: Message, number: int) -> bool:
+    """Whether a message of a role that counts does. RefusedError for a weight that a loss mask cannot have."""
+    if (weight := message.get("weight")) not in (None, 0, 1):
+        raise RefusedError(f"its message {number} has the weight {weight!r}, but a loss mask has 0 and 1 alone. Round it")
+    return weight != 0
 
 
 def _kinds(messages: list[Message], numbers: list[int]) -> set[str]:

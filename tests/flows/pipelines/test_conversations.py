@@ -150,7 +150,7 @@ def test_messages_with_other_names_and_tools_of_a_conversation(build, tokenizer,
 
 def test_tools_counts_and_other_names_are_part_of_keys_where_they_are_set():
     """Keys of everything else are what they were."""
-    usual = {"template": "x", "tokens": {}, "roles": ["assistant"], "day": None, "edition": 3}
+    usual = {"template": "x", "tokens": {}, "roles": ["assistant"], "day": None, "edition": 4}
     chat = Chat(template="x", tools=True, count=("content",), messages=MessageNames(role="from"))
     names = {"role": "from", "content": "content", "roles": {}}
     assert chat.model_dump(mode="json") == {**usual, "tools": True, "count": ["content"], "messages": names}

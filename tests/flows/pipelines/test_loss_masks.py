@@ -165,5 +165,5 @@ def test_the_template_and_the_roles_are_part_of_the_dataset(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     assert build_here(talk_settings(tmp_path / "elsewhere/out", source)).version == first.version
     recorded = flat_tokens.open(first.path).manifest["provenance"]["sources"][0]
-    assert recorded["chat"] == {"template": TEMPLATE, "tokens": {}, "roles": ["assistant"], "edition": 3}
+    assert recorded["chat"] == {"template": TEMPLATE, "tokens": {}, "roles": ["assistant"], "edition": 4}
     assert str(tmp_path) not in json.dumps(recorded)

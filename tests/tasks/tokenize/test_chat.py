@@ -181,6 +181,7 @@ def test_tokens_that_are_not_special_are_found_in_content(tokenizer, speak):
         ("{", "its messages are not JSON", "unencodable"),
         ("[" * 100_000, "its messages are not JSON", "unencodable"),
         ('{"role": "user"}', "its messages are not a list of objects", "unencodable"),
+        ('[{"role": "user", "content": ""}, {"role": "assistant", "weight": 2, "content": ""}]', "the weight 2", "unencodable"),
         ("[]", "it has no messages", "no_messages"),
         ('[{"role": "assistant", "content": "x"}]', "the chat template says: roles must alternate", "unencodable"),
         ('[{"role": "user"}]', "the chat template says: .*no attribute 'content'", "no_content"),

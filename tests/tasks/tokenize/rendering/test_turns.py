@@ -165,7 +165,18 @@ HARMONY = (
 )
 OPENED = QWEN3.replace("assistant\n' }}{%- endif", "assistant\n<think>\n' }}{%- endif")
 ALONE = "{% if messages %}You are kind.{% else %}{{ raise_exception('asks nothing') }}{% endif %}" + OPENED
+MARKED = (
+    FOR + "{% if m.role == 'assistant' %}<|im_start|>assistant\n{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}\n"
+    "{% else %}" + TURN + "{% endif %}" + END + ASK
+)  # fmt: skip
+WEIGHTED = [
+    {"role": "assistant", "content": "4", "weight": 0}, {"role": "user", "content": "so", "weight": 0},
+    {"role": "assistant", "content": "5", "weight": 1}, {"role": "user", "content": "so", "weight": None},
+    {"role": "assistant", "content": "6"},
+]  # fmt: skip
 TURNS = [
+    *((template, WEIGHTED, ["5<|im_end|>", "6<|im_end|>"]) for template in (QWEN3, MARKED)),
+    *((template, WEIGHTED[:2], []) for template in (QWEN3, MARKED)),
     (PHI3, [{"role": "assistant", "content": "4"}], ["4<|end|>"]),
     (PHI3, [{"role": "assistant", "content": "4 "}, {"role": "user", "content": "so"}], ["4 <|end|>"]),
     (QWEN3, [{"role": "assistant", "content": "4"}], ["4<|im_end|>"]),
