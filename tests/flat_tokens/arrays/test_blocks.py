@@ -48,14 +48,6 @@ def test_many_ranges_equal_the_array_and_none_are_nothing(tmp_path, monkeypatch,
         array._decoded.clear()
 
 
-def test_blocks_are_decoded_together(tmp_path, monkeypatch):
-    """What this library writes needs no call a block."""
-    array = write(tmp_path, SPEC, np.arange(COUNT, dtype=np.uint32) // 10)
-    monkeypatch.setattr(codecs, "decode_frame", None)
-    starts = np.arange(0, COUNT - 32, 32)
-    assert np.array_equal(gathered(array, starts, 32), (starts[:, None] + np.arange(32)) // 10)
-
-
 @pytest.mark.parametrize("size", [1, 255, 256, 257, 4096, 16_384, 65_791, 65_792, 1 << 17])
 def test_the_head_of_a_frame_is_what_zstd_writes(size):
     for level in (1, 3, 5, 19):

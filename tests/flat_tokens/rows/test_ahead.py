@@ -84,14 +84,6 @@ def test_no_more_is_fetched_than_the_budget_before_steps_are_loaded(root, tmp_pa
     assert len(set(SlowStore.requests)) == len(SlowStore.requests)
 
 
-def test_several_requests_are_made_at_once(root, tmp_path):
-    """None is answered until six have been made."""
-    train = train_of(root, tmp_path)
-    SlowStore.reset(lambda number, path: float(not until(lambda: SlowStore.most_at_once >= 6)))
-    with ShuffledLoader(train.packed(2048), 16, 7).steps(prefetch=2):
-        assert until(lambda: SlowStore.most_at_once >= 6)
-
-
 @pytest.mark.parametrize("kind", ["mixture", "buckets"])
 def test_mixtures_and_buckets_are_read_ahead(root, tmp_path, kind):
     train = train_of(root, tmp_path)
