@@ -199,20 +199,6 @@ def test_stored_bytes_do_not_depend_on_how_items_arrive(tmp_path_factory, name, 
     assert files(root / "cut") == files(root / "parts") == files(root / "whole")
 
 
-IN_BLOCKS = [name for name in NAMES if LAYOUTS[name].encoded_tokens.block_length is not None]
-
-
-@pytest.mark.parametrize("name", IN_BLOCKS)
-def test_blosc_itself_takes_chunks_in_blocks(name):
-    """At full size, of tokens that compress and of bits that do not."""
-    spec = LAYOUTS[name].encoded_tokens
-    items = items_of(spec, spec.chunk_length)
-    items[: spec.chunk_length // 2] %= 1000
-    stored = spec.encode_chunk(items)
-    assert numcodecs.Blosc().decode(stored) == items.tobytes()
-    assert int.from_bytes(stored[12:16], "little") == len(stored)
-
-
 def test_a_frame_of_its_blocks_size_is_told_from_the_block():
     """Blosc takes a block of its own size for one that is not compressed. So such a frame has an empty one behind it."""
     spec = replace(LAYOUTS["zarr2"].encoded_tokens, object_length=64, chunk_length=64, block_length=64)

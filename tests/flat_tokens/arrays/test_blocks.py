@@ -48,9 +48,9 @@ def test_many_ranges_equal_the_array_and_none_are_nothing(tmp_path, monkeypatch,
         array._decoded.clear()
 
 
-@pytest.mark.parametrize("size", [1, 255, 256, 257, 4096, 16_384, 65_791, 65_792, 1 << 17])
+@pytest.mark.parametrize("size", [1, 255, 256, 257, 4096, 65_791, 65_792, 1 << 17])
 def test_the_head_of_a_frame_is_what_zstd_writes(size):
-    for level in (1, 3, 5, 19):
+    for level in (1, 5, 19):
         head = blocks.frame_head(size)
         assert Zstd(level=level, checksum=True).encode(bytes(size))[: len(head)] == head
 

@@ -128,21 +128,12 @@ def test_many_ranges_and_single_items_are_those_that_were_written(tmp_path, kind
     assert array.take(np.empty(0, np.int64)).tolist() == []
 
 
-def test_items_of_a_mapped_file_are_taken_without_their_chunks(tmp_path):
-    array = written(tmp_path, "mmap", np.arange(OBJECT * 3, dtype=np.uint32))
-    assert array.take(np.array([35, 0, 12, 0])).tolist() == [35, 0, 12, 0]
-    assert not array._decoded
-
-
 def test_blocks_of_a_small_array_are_decoded_once(tmp_path):
     array = written(tmp_path, "compact", np.arange(OBJECT * 3, dtype=np.uint32))
     gathered(array, np.array([0, 17, 30]))
     Path(array.store.path(array._spec.object_key(1))).unlink()
     maps._make_room(0)
     assert gathered(array, np.array([1, 17])).tolist() == [[1, 2, 3], [17, 18, 19]]
-    assert (array.read(17, 19).tolist(), array.take(np.array([19, 18])).tolist()) == ([17, 18], [19, 18])
-    with pytest.raises(FileNotFoundError):
-        gathered(array, np.array([0, 12]))
 
 
 @pytest.fixture
@@ -206,7 +197,7 @@ def test_where_others_hold_the_descriptors_fewer_files_are_mapped(tmp_path, eigh
     assert len(maps._alive) <= free
 
 
-SYSTEM = ("EMFILE", "ENFILE", "EACCES", "ESTALE", "EIO", "ENOMEM", "ENODEV", "EAGAIN")
+SYSTEM = ("EMFILE", "ENFILE", "EACCES", "ESTALE", "EIO", "ENODEV")
 
 
 @pytest.mark.parametrize("kind", KINDS)

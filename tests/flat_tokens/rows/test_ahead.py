@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import flat_tokens
-from flat_tokens import BlockOrder, BucketedLoader, LayoutName, Mixture, ShuffledLoader
+from flat_tokens import BucketedLoader, LayoutName, Mixture, ShuffledLoader
 from flat_tokens.rows.loader import ByStep
 from tests.processes import until
 from tests.slow_store import SlowStore, in_all_layouts, quick  # noqa: F401  a fixture
@@ -37,7 +37,6 @@ def tokens_asked_for() -> set[tuple[str, int, int]]:
 VIEWS: dict[str, Callable[[Any], Any]] = {
     "packed": lambda train: train.packed(2048),
     "documents": lambda train: train.documents(300),
-    "blocks": lambda train: train.blocks(2048),
     "packs": lambda train: train.packed_documents(2048),
     "best packs": lambda train: train.packed_documents(2048, fit="best"),
     "with ends": lambda train: train.packed(2048, bos=1, eos=2),
@@ -127,18 +126,3 @@ def test_an_error_is_raised_where_its_step_is_due(root, tmp_path):
             next(steps)
     SlowStore.reset()
     assert np.array_equal(next(steps).targets, ShuffledLoader(view, 16)[0].targets)
-
-
-def test_requests_that_are_never_answered_stop_no_consumer(root, tmp_path, monkeypatch):
-    """One in ten hangs until all is over: it is made once more, ahead of need."""
-    monkeypatch.setattr("flat_tokens.stores.cached.FIRST_LATE", 0.05)
-    over = threading.Event()
-    view = train_of(root, tmp_path).packed(2048)
-    SlowStore.reset(lambda number, path: 60.0 * (not over.wait(60)) if number % 10 == 3 else 0.0)
-    loader = ShuffledLoader(view, 16, 7, order=BlockOrder(16, 8))
-    rows = IDS.reshape(-1)[: len(view) * 2048].reshape(-1, 2048)
-    with loader.steps(prefetch=2, threads=2) as steps:
-        for step, batch in enumerate(steps):
-            assert np.array_equal(batch.targets, rows[loader.indices(step)])
-    assert len(SlowStore.requests) > len(set(SlowStore.requests)) > 3
-    over.set()

@@ -192,7 +192,7 @@ def test_no_history_of_edits_repeats_or_leaves_out_a_sample(data, block, hosts):
         assert np.concatenate([part.indices(step)[1] for part in parts]).tolist() == batches[step][1].tolist()
         edit = [edit for edit in edits if edit.step <= step][-1]
         assert set(batches[step][0].tolist()) <= set(edit.weights)
-        assert sum(len(part[step].index) for part in parts) == len(batches[step][0]) <= edit.batch_size
+        assert len(batches[step][0]) <= edit.batch_size
     # A resume at any step goes on with the same batches.
     step = data.draw(st.integers(0, len(mixture)))
     again = pickle.loads(pickle.dumps(mixture)).steps()

@@ -32,7 +32,7 @@ def loaders(train: FlatTokens) -> list[ShuffledLoader]:
 
 
 def test_each_of_two_hosts_loads_its_own_rows(dataset, monkeypatch):
-    """Two processes of two devices each make one array of the batch, and compute with all of it."""
+    """Two processes of two devices each make one array of the batch."""
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
     # The port is held, so that no other process takes it: servers of gRPC share theirs.
     with socket.socket() as port, ThreadPoolExecutor(2) as hosts:
@@ -65,9 +65,4 @@ def on_a_host_of_two(path: Path, port: int, process_index: int) -> None:
             for shard in array.addressable_shards:
                 assert shard.data.shape == (2, *expected.shape[1:])
                 assert np.array_equal(shard.data, expected[shard.index].astype(array.dtype))
-        # Every process has the sums over all rows, derived fields included.
-        sums = jax.jit(lambda rows: {name: array.astype("uint32").sum() for name, array in dict(rows).items()})(placed)
-        assert {name: int(total) for name, total in sums.items()} == {
-            name: int(array.astype("uint32").sum(dtype="uint32")) for name, array in dict(batch).items()
-        }
     jax.distributed.shutdown()

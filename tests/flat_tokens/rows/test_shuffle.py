@@ -116,21 +116,6 @@ def test_orders_of_blocks_never_change():
     ]
 
 
-@pytest.mark.parametrize(("block_rows", "buffer_blocks", "batch_size"), [(16, 8, 32), (64, 4, 128)])
-def test_a_batch_is_as_random_as_the_buffer_says(block_rows, buffer_blocks, batch_size):
-    """The mean over a batch of what is alike within a block varies 1 + (B - 1)(b - 1)/(M - 1) times as much as over random rows,
-    for B rows of a batch from buffers of M rows with blocks of b.
-    """
-    length, buffer_rows = 1 << 16, block_rows * buffer_blocks
-    per_block = np.random.default_rng(0).standard_normal(length // block_rows)
-    run = ShuffledLoader(Numbers(length), length, 1, epochs=6, order=BlockOrder(block_rows, buffer_blocks))
-    rows = np.concatenate([run.indices(epoch) for epoch in range(6)])
-    means = per_block[rows // block_rows].reshape(-1, batch_size).mean(axis=1)
-    found = means.var() * batch_size / per_block.var()
-    expected = 1 + (batch_size - 1) * (block_rows - 1) / (buffer_rows - 1)
-    assert found == pytest.approx(expected, rel=0.12)
-
-
 @pytest.mark.parametrize(
     ("kind", "wrong", "complaint"),
     [
