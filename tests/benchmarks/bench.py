@@ -7,11 +7,8 @@ import os
 import platform
 import re
 import shutil
-import signal
 import statistics
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,9 +18,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from tests import processes
 from tests.benchmarks.corpus import Corpus, gather
+from tests.processes import ROOT
 
-ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 SHARED = ROOT.parent / "shared"
 TOKENIZER = "cl100k_base"
@@ -216,31 +214,12 @@ def run_whole(command: Sequence[object], environment: Mapping[str, str] | None =
     left_out = ("PREFECT_API_URL", "PYTHONDONTWRITEBYTECODE")
     settings = {name: value for name, value in os.environ.items() if name not in left_out} | dict(environment or {})
     read, write = os.pipe()
-    with os.fdopen(read) as report, tempfile.TemporaryFile("w+") as said:
-        try:
-            launched = [sys.executable, "-I", "-S", "-c", LAUNCHER, str(write), *words]
-            process = subprocess.Popen(
-                launched,
-                cwd=ROOT,
-                env=settings,
-                stdout=subprocess.PIPE,
-                stderr=said,
-                text=True,
-                pass_fds=[write],
-                start_new_session=True,
-            )
-        finally:
-            os.close(write)
-        try:
-            out, _ = process.communicate()
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            raise
-        if process.returncode != status:
-            said.seek(0)
-            raise RuntimeError(f"{' '.join(words)} ended with {process.returncode}:\n{(out + said.read())[-3000:]}")
-        return Whole(out, **json.loads(report.read()))
+    with os.fdopen(read) as report:
+        done = processes.python("-ISc", LAUNCHER, str(write), *words, env=settings, pass_fds=[write], timeout=None)
+        os.close(write)
+        if done.returncode != status:
+            raise RuntimeError(f"{' '.join(words)} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
+        return Whole(done.stdout, **json.loads(report.read()))
 
 
 def python(*words: object) -> list[str]:
@@ -267,9 +246,7 @@ def bytes_below(path: Path) -> int:
 def warm(paths: Iterable[Path]) -> None:
     """Read files into the page cache."""
     for path in paths:
-        with path.open("rb") as file:
-            while file.read(1 << 22):
-                pass
+        shutil.copyfile(path, os.devnull)
 
 
 @contextmanager
