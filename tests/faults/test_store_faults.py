@@ -25,8 +25,6 @@ from tests.made import write_sequences
 from tests.proxy import MANY_FAULTS, at_random
 from tests.refusal import refusal
 
-LAYOUTS = ("compact", "zarr2", "mmap")
-
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")  # gcsfs, of 1 MiB and more
 
 
@@ -116,17 +114,6 @@ def test_faults_that_pass_are_not_noticed(bucket):
         ):
             bucket.proxy.left[:] = faults
             assert act() == expected
-
-
-def test_a_read_is_one_request_whatever_stands_there(bucket):
-    store = Store.at(f"{bucket.url}/below")
-    for key, data in {"some": b"content", "none": b""}.items():
-        store.put(key, data)
-        bucket.proxy.requests.clear()
-        assert store.read(key) == data
-        assert len(bucket.proxy.requests) == (2 if bucket.protocol == "abfs" and not data else 1)
-    with pytest.raises(FileNotFoundError):
-        store.read("nothing")
 
 
 def test_a_short_silence_is_no_harm_and_a_store_that_stays_silent_is_given_up(bucket, monkeypatch):
@@ -221,24 +208,6 @@ def test_a_listing_that_lags_hides_nothing(monkeypatch):
     Store.at(url).remove(hidden)
     with refusal(f"{hidden} is missing"):
         flat_tokens.verify(url)
-
-
-@pytest.mark.parametrize("layout", first_fast(LAYOUTS))
-def test_readers_of_a_spoiled_store_read_right(bucket, layout):
-    """Sequences and packed rows through faults are what was written."""
-    url, rng = f"{bucket.url}/read-{layout}", np.random.default_rng(5)
-    sequences = [rng.integers(0, 50_000, int(length), np.uint32) for length in rng.integers(0, 400, 300)]
-    write_sequences(url, sequences, layout=layout)
-    joined = np.concatenate(sequences)
-    for seed in range(3):
-        bucket.proxy.spoil = at_random(seed)
-        train = flat_tokens.open(url).train
-        for i in rng.permutation(300)[:30].tolist():
-            assert train.sequence(i).tolist() == sequences[i].tolist()
-        packed = train.packed(128)
-        rows = rng.permutation(len(packed))[:40]
-        assert packed.batch(rows).targets.tolist() == [joined[row * 128 : (row + 1) * 128].tolist() for row in rows]
-    assert bucket.proxy.faults
 
 
 @pytest.mark.slow

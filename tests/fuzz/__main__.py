@@ -21,7 +21,7 @@ def main() -> int:
     parser.add_argument("--replay", action="store_true", help="run the corpus instead, and print a JSON line for each input")
     parser.add_argument("--runs", type=int, default=1 << 60, help="of each target, at most")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what lies in memory goes
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that its directory goes
     if unknown := set(options.targets) - set(TARGETS):
         parser.error(f"there is no target {sorted(unknown)[0]!r}; there are {', '.join(TARGETS)}")
     chosen = options.targets or TARGETS

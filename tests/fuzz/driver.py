@@ -272,20 +272,6 @@ def _death(status: int, stack: str) -> Fault:
     return Fault(f"{kind}-{next(names, 'nowhere')}", f"{kind}: {stack[:1000]}")
 
 
-LEFT = "flat-tokens-fuzz-"
-
-
-def clear(place: Path) -> None:
-    """Remove what drivers left that were killed. Their number is in the name."""
-    for left in place.glob(f"{LEFT}*-*"):
-        try:
-            os.kill(int(left.name.removeprefix(LEFT).partition("-")[0]), 0)
-        except ProcessLookupError:
-            shutil.rmtree(left, ignore_errors=True)
-        except PermissionError:
-            pass  # another user's, which lives
-
-
 Judged = tuple[int, str, Fault | None, bytes]
 """What came of an input: its number, its outcome, its fault, if any, and the bytes of the first one with that fault."""
 
@@ -293,9 +279,7 @@ Judged = tuple[int, str, Fault | None, bytes]
 def run_all(name: str, prepare: Prepare, given: Sequence[bytes] | int, seconds: float, seed: int) -> Iterator[Judged]:
     """Run a target in processes of its own, on *given* inputs or on so many mutations."""
     until, first = time.monotonic() + seconds, 0
-    place = Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir())
-    clear(place)
-    with tempfile.TemporaryDirectory(prefix=f"{LEFT}{os.getpid()}-", dir=place) as there:
+    with tempfile.TemporaryDirectory(prefix="flat-tokens-fuzz-") as there:
         here = Path(there)
         outcomes, running = here / "outcomes", here / "running"
         for turn in itertools.count():

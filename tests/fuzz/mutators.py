@@ -1,4 +1,4 @@
-"""Mutations: of bytes, of JSON values, of pickles."""
+"""Mutations: of bytes, of JSON values, of pickles, of Parquet."""
 
 import json
 import random
@@ -145,3 +145,9 @@ OPCODES = [
 NUMBERS = [(value & ((1 << 8 * width) - 1)).to_bytes(width, "little") for value in INTEGERS for width in (4, 8)]
 NUMBERS += [struct.pack("<d", float("nan"))]
 """Interesting integers of 4 and 8 bytes, as words."""
+
+parquet = havoc(
+    b"PAR1", b"\x15\x00", b"\x15\x80\x80\x80\x80\x10", b"\x19\xfc\xff\xff\xff\xff\x07", b"\x1c" * 9, b"\x19" * 5000 + b"\x15",
+    b"\x18\xff\xff\xff\xff\x0f", b"\x11", b"\x1b\x01\x55\x02\x02",
+)  # fmt: skip
+"""Mutations with values of Thrift, in which pages and footer of a Parquet file are: huge, nested, of other kinds."""

@@ -21,8 +21,7 @@ from tasks.tokenize.engines import large_string_array
 from tasks.tokenize.rendering.processes import Renderers
 from tasks.tokenize.rendering.request import Limits, Settings
 from tests.fuzz.driver import Fuzzed, WrongError, of_file, portable
-from tests.fuzz.mutators import either, havoc, json_values
-from tests.fuzz.thrift import parquet
+from tests.fuzz.mutators import either, havoc, json_values, parquet
 from tests.made import write_sequences
 
 LIMITS = Limits(seconds=4, memory=1 << 32)
@@ -110,7 +109,7 @@ def _columns(work: Path) -> Fuzzed:
             raise ValueError(fault)
         columns.take(np.arange(40), list(kinds))
 
-    return of_file(work / key, either(parquet, parquet, havoc()), read, names=(key, "column", "run flat_tokens.verify"))
+    return of_file(work / key, parquet, read, names=(key, "column", "run flat_tokens.verify"))
 
 
 def _ledger(work: Path) -> Fuzzed:

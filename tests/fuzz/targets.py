@@ -10,7 +10,7 @@ import lzma
 import random
 import shutil
 import tarfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ import zstandard
 from blake3 import blake3
 
 import flat_tokens
-from flat_tokens import LAYOUTS
 from flat_tokens.formats import FORMATS, open_any
 from flat_tokens.manifest import SPLITS, pointer_digest
 from flat_tokens.pages import pages_of
@@ -45,39 +44,16 @@ from tasks.shards.receipts import load_shard
 from tasks.text.documents import Tally, read_documents
 from tests.damage import change_file
 from tests.faults.support import build_here, settings_of, shards_stay, write_notes
-from tests.flat_tokens.test_reader import WAYS, plain
 from tests.fuzz.driver import Fuzzed, Mutator, Prepare, WrongError, each, of_file, portable
 from tests.fuzz.mutated_datasets import DATASETS
-from tests.fuzz.mutators import NUMBERS, OPCODES, either, havoc, json_values
+from tests.fuzz.mutators import NUMBERS, OPCODES, either, havoc, json_values, parquet
 from tests.fuzz.strangers import STRANGERS
-from tests.fuzz.thrift import parquet
 from tests.made import write_sequences
 from tests.sources import as_archive, as_record, parquet_bytes, tar_bytes, write_arrow
 from tests.tasks.test_groups import group
 
 LARGE_TEXT = 64 << 20
 """Bytes of text, and four times the tokens, that no input here can stand for: inputs have some kB."""
-
-
-def of_files(paths: Mapping[bytes, Path], inner: Mutator, look: Callable[[bytes], None], output: Path) -> Fuzzed:
-    """A target that looks at an output with one of some files mutated. An input is a line with a name, then the content."""
-    contents = {path: path.read_bytes() for path in paths.values()}
-
-    def mutate(chance: random.Random, data: bytes, pool: Sequence[bytes]) -> bytes:
-        name, _, content = data.partition(b"\n")
-        return name + b"\n" + inner(chance, content, [other.partition(b"\n")[2] for other in pool])
-
-    def run(data: bytes) -> None:
-        name, _, content = data.partition(b"\n")
-        if (path := paths.get(name)) is None:
-            return
-        path.write_bytes(content)
-        try:
-            look(name)
-        finally:
-            path.write_bytes(contents[path])
-
-    return Fuzzed([name + b"\n" + contents[path] for name, path in paths.items()], mutate, run, (str(output),))
 
 
 NUMERIC = havoc(*NUMBERS)
@@ -289,7 +265,7 @@ def _pages(work: Path) -> Fuzzed:
     """The pages of a column chunk, from its first header on."""
     return Fuzzed(
         [data[4:] for data in parquet_seeds()],
-        lambda chance, data, pool: parquet(chance, b"PAR1" + data, [b"PAR1" + other for other in pool])[4:],
+        parquet,
         lambda data: list(pages_of(io.BytesIO(data), 0, 12)),
         ("",),  # its errors are for its caller, which knows the file
     )
@@ -419,16 +395,9 @@ def _report(work: Path) -> Fuzzed:
     """A report that cannot be trusted is none: reading it never fails."""
     root, path = Store.at(work / "out"), work / "out/_groups/0/run.json"
     path.parent.mkdir(parents=True)
-    facts = {
-        "host": "here",
-        "process": 1,
-        "number": 2,
-        "done": {"documents": 1},
-        "under_way": ["a"],
-        "fault": {"kind": "ValueError", "message": "a", "may_pass": False},
-        "results": [{"a": 1}],
-    }
-    seed = json.dumps(_resealed(facts)).encode()
+    fault = {"kind": "ValueError", "message": "a", "may_pass": False}
+    facts = {"host": "here", "process": 1, "number": 2, "done": {"documents": 1}, "under_way": ["a"], "fault": fault}
+    seed = json.dumps(_resealed({**facts, "results": [{"a": 1}]})).encode()
 
     def read() -> None:
         try:
@@ -462,11 +431,12 @@ def _records(work: Path) -> Fuzzed:
     }
 
     def mutate(chance: random.Random, data: bytes, pool: Sequence[bytes]) -> bytes:
-        data = ANY_JSON(chance, data, pool)
-        if data.startswith(MAGIC) and chance.random() < 0.7:
-            body = data[len(MAGIC) + 32 :]
-            data = MAGIC + blake3(body).digest() + body
-        return data
+        name, _, content = data.partition(b"\n")
+        content = ANY_JSON(chance, content, [other.partition(b"\n")[2] for other in pool])
+        if content.startswith(MAGIC) and chance.random() < 0.7:
+            body = content[len(MAGIC) + 32 :]
+            content = MAGIC + blake3(body).digest() + body
+        return name + b"\n" + content
 
     calls = (
         lambda: known_files([found], (chosen,), 1000, [root]),
@@ -476,44 +446,20 @@ def _records(work: Path) -> Fuzzed:
         lambda: in_use(root),
         lambda: collect(root, Policy(grace_days=0)),
     )
-    words = {str(work).encode(): b"WORK", version.encode(): b"LATEST"}
-    return portable(of_files(names, mutate, lambda name: each((str(output),), *calls), output), words)
 
+    def run(data: bytes) -> None:
+        name, _, content = data.partition(b"\n")
+        if (path := names.get(name)) is None:
+            return
+        whole = path.read_bytes()
+        path.write_bytes(content)
+        try:
+            each((str(output),), *calls)
+        finally:
+            path.write_bytes(whole)
 
-# Arrays of other writers
-
-
-def _zarr(work: Path) -> Fuzzed:
-    """Objects of datasets without a manifest, in our layouts and another writer's: a line with the name, then the content."""
-    roots = []
-    for layout in LAYOUTS:
-        write_sequences(work / layout, SEQUENCES, SEQUENCES[:2], layout=layout)
-        (work / layout / "manifest.json").unlink()
-        roots.append(work / layout)
-    for name, way in (("foreign2", "v2 delta"), ("foreign3", "v3 blosc")):
-        plain(work / name, **WAYS[way])
-        roots.append(work / name)
-    names = {path.relative_to(work).as_posix().encode(): path for root in roots for path in root.rglob("*") if path.is_file()}
-    values, anything = json_values(), havoc(b"\x28\xb5\x2f\xfd", *NUMBERS)
-
-    def mutate(chance: random.Random, data: bytes, pool: Sequence[bytes]) -> bytes:
-        return (values if data[:1] == b"{" and chance.random() < 0.8 else anything)(chance, data, pool)
-
-    def read(root: Path) -> None:
-        dataset = flat_tokens.open(root)
-        for split in (dataset.train, dataset.validation):
-            if split.token_count * 4 > LARGE_TEXT or split.seq_count * 8 > LARGE_TEXT:
-                return  # absent chunks stand for any number of tokens
-            for batch in split.batches():
-                _ = batch.token_count
-            if split.seq_count:
-                _ = split[0], split[-1], split.packed(4)[0]
-
-    def look(name: bytes) -> None:
-        root = work / name.decode().partition("/")[0]
-        each((str(work),), lambda: flat_tokens.verify(root, "full"), lambda: read(root))
-
-    return of_files(names, mutate, look, work)
+    seeds = [name + b"\n" + path.read_bytes() for name, path in names.items()]
+    return portable(Fuzzed(seeds, mutate, run, (str(output),)), {str(work).encode(): b"WORK", version.encode(): b"LATEST"})
 
 
 # Configuration
@@ -557,7 +503,7 @@ def _yaml(work: Path) -> Fuzzed:
 
 NPY_WORDS = (b"'<u4'", b"'>u2'", b"'shape': (", b"999999999999999999,)", b"\x93NUMPY\x03\x00", b"True", b"'<f8'")
 TARGETS: dict[str, Prepare] = {
-    "parquet": source("mutated.parquet", parquet_seeds, either(parquet, parquet, NUMERIC), id_column="id"),
+    "parquet": source("mutated.parquet", parquet_seeds, either(parquet, NUMERIC), id_column="id"),
     "pages": _pages,
     "arrow": source("mutated.arrow", arrow_seeds, NUMERIC, id_column="id"),
     "jsonl": source("mutated.jsonl", jsonl_seeds, either(json_values(lines=True), havoc(*JSON_WORDS)), id_column="id"),
@@ -574,7 +520,6 @@ TARGETS: dict[str, Prepare] = {
     "groups": _group,
     "reports": _report,
     "records": _records,
-    "zarr": _zarr,
     "yaml": _yaml,
     "pickled": neighbour("modalities", "train.pbin", havoc(*OPCODES, *NUMBERS), end_of_text=500),
     "mds-index": neighbour("mds", "train/index.json", ANY_JSON),
@@ -589,7 +534,7 @@ TARGETS: dict[str, Prepare] = {
     "olmo-core": neighbour("olmo-core", "train/part-00000.csv.gz", end_of_text=500),
     "litdata-index": neighbour("litdata", "train/index.json", ANY_JSON),
     "litdata": neighbour("litdata", "train/chunk-0-0.bin"),
-    "parquet-lists": neighbour("parquet", "train-00000-of-00001.parquet", either(parquet, parquet)),
+    "parquet-lists": neighbour("parquet", "train-00000-of-00001.parquet", parquet),
     "arrow-lists": neighbour("arrow", "train/data-00000-of-00001.arrow"),
     **DATASETS,
     **STRANGERS,

@@ -1,16 +1,12 @@
 """Inputs that broke something once break nothing now, and a little fuzzing finds no others."""
 
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from tests.fuzz.driver import CORPUS, LEFT, clear
-from tests.processes import ROOT, python, until
+from tests.fuzz.driver import CORPUS
+from tests.processes import python
 
 
 def fuzz(*arguments: str) -> str:
@@ -25,24 +21,6 @@ def test_inputs_that_were_kept_break_nothing():
     faults = {name: fault for name, *fault in map(json.loads, fuzz("--replay").splitlines())}
     assert {name: fault for name, fault in faults.items() if fault != [None, None]} == {}
     assert sorted(faults) == sorted(path.relative_to(CORPUS).as_posix() for path in CORPUS.glob("*/*--*"))
-
-
-@pytest.mark.slow
-def test_what_a_killed_driver_leaves_is_removed_by_the_next_one(tmp_path):
-    command = [sys.executable, "-m", "tests.fuzz", "--seconds", "300", "--keep", str(tmp_path), "groups"]
-    driver = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "TMPDIR": str(tmp_path)})
-    places = (Path("/dev/shm"), tmp_path)
-
-    def left() -> list[Path]:
-        return [path for place in places for path in place.glob(f"{LEFT}{driver.pid}-*")]
-
-    until(left, "nothing is fuzzed")
-    driver.kill()
-    driver.wait()
-    assert left()
-    for place in places:
-        clear(place)
-    assert not left()
 
 
 @pytest.mark.slow
