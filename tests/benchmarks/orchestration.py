@@ -19,13 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.bench import Bench, Grid, Runs, Whole, python, run_whole, spread
-from tests.faults.inject import processor_seconds
 from tests.flows.pool import Pool, pool
 
 PACKAGES = ("prefect", "sqlalchemy", "pydantic")
 SLICES = ((2000, 3), (20_000, 1))
 """Slices of a build, and how many times it is built."""
 CATCH_UP_SECONDS = 600.0
+
+
+def processor_seconds(pid: int) -> float:
+    """Seconds of processors that a process has taken so far."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def build(bench: Bench, out: Path, slices: int, settings: Mapping[str, str]) -> tuple[Whole, float]:

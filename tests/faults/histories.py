@@ -9,8 +9,6 @@ import contextlib
 import json
 import random
 import shutil
-import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,12 +21,12 @@ import zstandard
 import tasks.assemble.write
 import tasks.tokenize.segments
 from flat_tokens.forgotten import read_forgotten
-from flat_tokens.keys import document_keys
+from flat_tokens.keys import keys_of_bytes
 from flat_tokens.stores.store import Store
 from flat_tokens.tools.remains import FRAME
 from tasks.output.pointer import Pointer, read_pointer
 from tests.faults.cases import Case, words_of
-from tests.faults.commands import Bench, Flaw, command, differences, import_all, is_published, named, seen
+from tests.faults.commands import Bench, Flaw, command, differences, is_published, named, seen
 from tests.faults.inject import KILLS, Ended, Fault, Watch
 from tests.faults.support import Settings, version_digests
 from tests.made import read_docs
@@ -177,10 +175,15 @@ class History:
         slice_bytes, seed = self.chance.choice([900, 6000]), self.chance.choice([0, 0, 1])
         self._of_this_refresh = {"slice_bytes": slice_bytes, "split_seed": seed}
 
-    def fault(self, counts: Counter[str]) -> Fault:
-        """A death at one of as many operations as the last command had."""
-        kind, way = self.chance.choice(KILLS)
-        return Fault(kind, self.chance.randrange(1, max(counts[kind], 60) + 1), way)
+
+CHANGES_OF = {"refresh": 90, "build": 90, "gc": 40, "forget": 300}
+"""A command is killed at one of so many changes of the disk, or is not; others have fewer."""
+FEW_CHANGES = 25
+
+
+def kill(chance: random.Random, step: str) -> Fault:
+    kind, way = chance.choice(KILLS)
+    return Fault(kind, chance.randrange(1, CHANGES_OF.get(step, FEW_CHANGES) + 1), way)
 
 
 def small_segments() -> None:
@@ -196,28 +199,28 @@ class Histories:
     """Plays histories in the directory of a bench, in forks of this process, which must not have threads."""
 
     def __init__(self, bench: Bench) -> None:
-        self._bench, self._here, self._is_warm = bench, bench.here, False
+        self._bench, self._here = bench, bench.here
+        bench.calm("refresh")  # so that it has imported what forks need
 
     def play(self, seed: int, variant: str) -> list[Flaw]:
         """Play a history; what did not hold."""
         shutil.rmtree(self._here, ignore_errors=True)
         history = History(self._here, seed, variant)
-        counts, flaws = Counter(), []
+        flaws = []
         for number in range(CHANGES):
             history.change()
             history.turn()
             for _ in range(history.chance.randrange(MOST_KILLS + 1)):
-                self._refresh(history, history.fault(counts))
+                self._refresh(history, kill(history.chance, "refresh"))
                 flaws += self._looked(f"killed in {number}")
                 if history.chance.random() < 0.3:  # the next refresh meets other sources
                     history.change()
             ended = self._refresh(history)
             if ended.value is None or ended.value.status:
                 return [*flaws, Flaw("message", f"{number}: it failed: {ended.output}{ended.error}")]
-            counts = ended.value.counts
             flaws += [*self._looked(f"behind {number}"), *self._differences(history, number)]
             if history.chance.random() < 0.4:
-                self._run(COLLECT, history.fault(Counter()) if history.chance.random() < 0.5 else None)
+                self._run(COLLECT, kill(history.chance, "gc") if history.chance.random() < 0.5 else None)
                 flaws += self._looked(f"collected behind {number}")
         return flaws
 
@@ -257,20 +260,12 @@ class Histories:
 
     def _run(self, text: str, fault: Fault | None = None) -> Ended:
         words = words_of(text, self._here)
-        if not self._is_warm:
-            modules = self._bench.child(lambda: (command(words, None), list(sys.modules))[1], IN_SMALL_SEGMENTS).value
-            import_all(modules or ())
-            self._is_warm = True
-            shutil.rmtree(self._here / "out", ignore_errors=True)
         return self._bench.child(lambda: command(words, Watch(self._here, fault)), IN_SMALL_SEGMENTS)
 
 
 STEPS = 14
 """Commands in a history."""
 KILLED = 0.5
-CHANGES_OF = {"refresh": 90, "build": 90, "gc": 40, "forget": 300}
-"""A command is killed at one of so many changes of the disk, or is not; others have fewer."""
-FEW_CHANGES = 25
 OFTEN = ("refresh", "refresh", "refresh", "refresh", "approve", "approve", "rollback", "rollback")
 CHOICES = (*OFTEN, "build", "reject", "pin", "gc", "forget", "forget")
 
@@ -302,9 +297,7 @@ def successors(out: Path) -> dict[str, str]:
 
 def forgotten(out: Path, ids: list[str]) -> set[str]:
     """Those of *ids* that are forgotten, by the list of an output."""
-    data = [one.encode() for one in ids]
-    keys = document_keys(np.frombuffer(b"".join(data), np.uint8), np.cumsum([0, *map(len, data)]))
-    gone = read_forgotten(Store.at(out)).those(keys)
+    gone = read_forgotten(Store.at(out)).those(keys_of_bytes([one.encode() for one in ids]))
     return {one for one, is_gone in zip(ids, gone.tolist(), strict=True) if is_gone}
 
 
@@ -357,9 +350,7 @@ class Decisions(Histories):
                 flaws += self._made(f"{number}, before", "rollback", "rollback HERE/out", None, out)
             text = self._text_of(step, history, chance, names)
             if chance.random() < KILLED:
-                way = chance.choice(KILLS)
-                fault = Fault(way[0], chance.randrange(1, CHANGES_OF.get(step, FEW_CHANGES) + 1), way[1])
-                flaws += self._made(f"{number}, killed", step, text, fault, out)
+                flaws += self._made(f"{number}, killed", step, text, kill(chance, step), out)
                 if chance.random() < 0.3:
                     continue  # what comes next meets what it left
             flaws += self._made(str(number), step, text, None, out)

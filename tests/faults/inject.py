@@ -365,30 +365,20 @@ class Child:
             os._exit(status)
 
     def ended(self, seconds: float = 600, kill_after: float | None = None) -> Ended:
-        """Wait for the child. It hangs, and is killed, if it does not work for *seconds*, or takes ten times as long. What its
-        threads were doing is behind its output then. *kill_after*: it is killed in any case when so many seconds have passed.
+        """Wait for the child. It hangs, and is killed, if it takes longer than *seconds*. What its threads were doing is
+        behind its output then. *kill_after*: it is killed in any case when so many seconds have passed.
         """
-        begun, parts, hung = time.monotonic(), [], False
-        window = seconds / WINDOWS
-        deadline, worked, idle = begun + (window if kill_after is None else kill_after), 0.0, 0
-        while True:
-            if select.select([self._read], [], [], max(deadline - time.monotonic(), 0))[0]:
-                if not (part := os.read(self._read, 1 << 20)):
-                    break
-                parts.append(part)
-                continue
-            before, worked = worked, processor_seconds(self.pid)
-            idle = 0 if worked - before > window / WORKING else idle + 1
+        deadline, parts, hung = time.monotonic() + (seconds if kill_after is None else kill_after), [], False
+        while select.select([self._read], [], [], max(deadline - time.monotonic(), 0))[0]:
+            if not (part := os.read(self._read, 1 << 20)):
+                break
+            parts.append(part)
+        else:
             hung = kill_after is None
-            # Several windows: the whole machine may have been halted within one of them.
-            if hung and idle < WINDOWS and time.monotonic() < begun + 10 * seconds:
-                deadline, hung = time.monotonic() + window, False
-                continue
             if hung and self._log is not None:
                 os.kill(self.pid, signal.SIGUSR1)
                 time.sleep(0.5)
             os.kill(self.pid, signal.SIGKILL)
-            break
         os.close(self._read)
         status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         output = ""
@@ -398,15 +388,3 @@ class Child:
                 os.unlink(self._log)
         value, error = pickle.loads(b"".join(parts)) if status == 0 else (None, None)
         return Ended(value, error, output, status == -signal.SIGKILL and not hung, hung, status)
-
-
-WINDOWS, WORKING = 3, 60
-"""A process that waits for ever takes less than this part of its time from a processor."""
-
-
-def processor_seconds(pid: int) -> float:
-    """Seconds of processors that a process has taken so far; 0 where the system does not tell."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
-        user, system = file.read().rpartition(")")[2].split()[11:13]
-        return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
-    return 0.0
