@@ -280,17 +280,14 @@ def seconds_elsewhere() -> float:
     return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
 
 
-def best(sides: Mapping[str, tuple[Callable[[], object], int]], passes: int) -> dict[str, tuple[float, float]]:
-    """Least seconds a call of each side, by the clock and of a processor, the sides in turn: {name: (pass over all calls, number
-    of calls)}.
-    """
-    found = dict.fromkeys(sides, (math.inf, math.inf))
+def best(sides: Mapping[str, tuple[Callable[[], object], int]], passes: int) -> dict[str, float]:
+    """Least seconds a call of each side, the sides in turn: {name: (pass over all calls, number of calls)}."""
+    found = dict.fromkeys(sides, math.inf)
     for _ in range(passes):
         for name, (run, calls) in sides.items():
-            begin, busy = time.perf_counter(), time.process_time()
+            begin = time.perf_counter()
             run()
-            taken, busy = time.perf_counter() - begin, time.process_time() - busy
-            found[name] = min(found[name][0], taken / calls), min(found[name][1], busy / calls)
+            found[name] = min(found[name], (time.perf_counter() - begin) / calls)
     return found
 
 

@@ -15,7 +15,6 @@ import sys
 import sysconfig
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,8 +24,6 @@ import pyarrow.parquet as pq
 FILES = 8
 """Files of a corpus of the wanted size: shares of it are so many files."""
 ROW_GROUP_BYTES = 4_000_000
-READERS = 8
-BATCH_FILES = 256
 ENDING = re.compile(
     r"\.(c|cc|cfg|cmake|cpp|css|cu|cuh|el|h|hpp|html|inc|ini|java|js|lua|md|mjs|php|pl|pm|pod|proto|py|pyi|pyx|rb|rs|rst|scm|sh"
     r"|sql|tcl|td|tex|toml|ts|txt|vim|yaml|yml)$"
@@ -107,18 +104,12 @@ def text_of(path: str) -> str | None:
 def documents(found: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str, int]]:
     """(id, text, bytes of the text) of every file that is text, the same content once."""
     seen = set()
-    # Threads, for the disk: it is asked for many small files. So many at a time, as memory is not for all of them.
-    with ThreadPoolExecutor(READERS) as readers:
-        for start in range(0, len(found), BATCH_FILES):
-            batch = found[start : start + BATCH_FILES]
-            for (name, _), text in zip(batch, readers.map(text_of, [path for _, path in batch]), strict=True):
-                if text is None:
-                    continue
-                data = text.encode()
-                digest = hashlib.sha256(data).digest()
-                if digest not in seen:
-                    seen.add(digest)
-                    yield name.encode("utf-8", "replace").decode(), text, len(data)
+    for name, path in found:
+        text = text_of(path)
+        digest = hashlib.sha256((text or "").encode()).digest()
+        if text is not None and digest not in seen:
+            seen.add(digest)
+            yield name.encode("utf-8", "replace").decode(), text, len(text.encode())
 
 
 def gather(directory: Path, wanted: int, roots: Sequence[Path] = ()) -> Corpus:
@@ -132,33 +123,20 @@ def gather(directory: Path, wanted: int, roots: Sequence[Path] = ()) -> Corpus:
         places = list(roots) or installed()
         left = documents(files_below(places))
         for number in range(FILES):
-            write_file(part / f"text-{number:05}.parquet", left, wanted // FILES)
+            some, total = [], 0
+            while total < wanted // FILES and (document := next(left, None)):
+                some.append(document)
+                total += document[2]
+            if some:
+                ids, texts, _ = zip(*some, strict=True)
+                table = pa.table({"text": pa.array(texts, pa.string()), "id": pa.array(ids, pa.string())})
+                table = table.replace_schema_metadata({TEXT_BYTES: str(total)})
+                rows = max(ROW_GROUP_BYTES * len(some) // total, 1)
+                pq.write_table(table, part / f"text-{number:05}.parquet", rows, compression="zstd")
         if not Corpus(part).paths:
             raise FileNotFoundError(f"no text below {', '.join(map(str, places))}. Install packages with documentation.")
         part.rename(directory)
     return Corpus(directory)
-
-
-def write_file(path: Path, left: Iterator[tuple[str, str, int]], wanted: int) -> None:
-    """Write documents of *left* until they have *wanted* bytes of text. Without any document, no file is written."""
-    schema = pa.schema({"text": pa.string(), "id": pa.string()})
-    total = 0
-    while total < wanted and (group := list(up_to(left, min(ROW_GROUP_BYTES, wanted - total)))):
-        ids, texts, sizes = zip(*group, strict=True)
-        if not total:
-            writer = pq.ParquetWriter(path, schema, compression="zstd")
-        writer.write_table(pa.table({"text": pa.array(texts, pa.string()), "id": pa.array(ids, pa.string())}))
-        total += sum(sizes)
-    if total:
-        writer.add_key_value_metadata({TEXT_BYTES: str(total)})
-        writer.close()
-
-
-def up_to(left: Iterator[tuple[str, str, int]], wanted: int) -> Iterator[tuple[str, str, int]]:
-    """Documents of *left* until they have *wanted* bytes of text."""
-    while wanted > 0 and (document := next(left, None)):
-        wanted -= document[2]
-        yield document
 
 
 def texts_in(paths: Iterable[Path]) -> Iterator[str]:

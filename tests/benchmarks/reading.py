@@ -73,7 +73,7 @@ def each(read: Callable[[Any], object], items: Sequence[Any]) -> tuple[Callable[
 
 def compared(above: str, sides: dict[str, tuple[Callable[[], object], int]], passes: int) -> Grid:
     """The best of the passes of each side as microseconds, and beside the first side's."""
-    times = {name: seconds for name, (seconds, _) in best(sides, passes).items()}
+    times = best(sides, passes)
     first = next(iter(times.values()))
     return Grid(["", "µs", "times the first"], [[name, f"{s * 1e6:.2f}", f"{s / first:.2f}"] for name, s in times.items()], above)
 

@@ -2,14 +2,12 @@
 
 The text in ten files with ids, as Parquet, as JSON lines, and as these in zstd. One edit follows the other, and a refresh with
 default settings follows each, cl100k_base. *Tokenized* is the share of all text that the refresh tokenized. *Equal*: its
-manifest, which has the digest of every object, is that of a build from nothing. *Moved*: documents that changed between train
-and validation.
+manifest, which has the digest of every object, is that of a build from nothing.
 """
 
 import io
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,8 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
 
-from flat_tokens.arrays.opening import open_array
-from flat_tokens.stores.store import Store
 from tests.benchmarks.bench import Bench, Grid, flows, run_whole
 
 PACKAGES = ("pyarrow", "zstandard")
@@ -119,7 +115,7 @@ def measure(bench: Bench) -> list[Grid]:
         File(f"part-{number}", table.slice(borders[number], borders[number + 1] - borders[number])) for number in range(FILES)
     ]
     rows = [row for name in list(FORMATS)[: bench.size(None, 1)] for row in refreshes(bench, name, begun)]
-    return [Grid(["format", "edit", "text, MB", "tokenized, MB", "tokenized", "seconds", "equal", "moved"], rows)]
+    return [Grid(["format", "edit", "text, MB", "tokenized, MB", "tokenized", "seconds", "equal"], rows)]
 
 
 def refreshes(bench: Bench, name: str, files: Files) -> Iterator[list[str]]:
@@ -131,7 +127,6 @@ def refreshes(bench: Bench, name: str, files: Files) -> Iterator[list[str]]:
     source = {"path": str(root / "in"), "id_column": "id"}
     out, clean = (bench.config(root / place, source, name="text") for place in ("out", "clean"))
     bench.run(flows("build", out))
-    before = keys_of(root / "out")
     for edit, change in list(EDITS.items())[: bench.size(None, 2)]:
         after = change(files)
         for file in [file for file in files if file not in after]:
@@ -141,17 +136,8 @@ def refreshes(bench: Bench, name: str, files: Files) -> Iterator[list[str]]:
         done = run_whole(flows("refresh", out))
         result, made = (json.loads(run.out) for run in (done, bench.run(flows("build", clean), root / "clean")))
         manifests = [(root / place / "latest" / "manifest.json").read_bytes() for place in ("out", "clean")]
-        found = keys_of(root / "out")
-        moved = sum(len(np.intersect1d(before[one], found[other])) for one, other in ((0, 1), (1, 0)))
         text, tokenized = made["text_bytes_tokenized"], result["text_bytes_tokenized"]
         equal = "yes" if manifests[0] == manifests[1] else "no"
         share = f"{100 * tokenized / text:.2f} %"
-        yield [name, edit, f"{text / 1e6:,.1f}", f"{tokenized / 1e6:,.2f}", share, f"{done.seconds:.1f}", equal, f"{moved}"]
-        files, before = after, found
-
-
-def keys_of(output: Path) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The keys of the documents of train and of validation: uint64[n] each."""
-    store = Store.at((output / "latest").resolve())
-    train, validation = (open_array(store / f"documents/{split}/key", "uint64") for split in ("train", "validation"))
-    return train.read(0, train.length), validation.read(0, validation.length)
+        yield [name, edit, f"{text / 1e6:,.1f}", f"{tokenized / 1e6:,.2f}", share, f"{done.seconds:.1f}", equal]
+        files = after

@@ -4,8 +4,7 @@ The text of the first table's smallest size in every source format, one file on 
 file and tokenizes: pyarrow for Parquet, Arrow, JSON lines and CSV, fastwarc for WARC (conversion records), `tarfile` for tar (a
 `.txt` member a document), `split` for plain text; `isal` and `zstandard` unpack to a file first, as a build does. `documents` is
 what a build's tokenizer gets: checked Unicode, a key for every document, the faults of single rows. `tokens` tokenizes these,
-too. cl100k_base by the fast engine, which has seen the text; warm page cache, in turn, the best of the rounds. Processor time
-says the same where other processes share the machine.
+too. cl100k_base by the fast engine, which has seen the text; warm page cache, in turn, the best of the rounds.
 """
 
 import itertools
@@ -167,9 +166,7 @@ def measure(bench: Bench) -> list[Grid]:
         warm([path])
         sides = {side: (run, 1) for side, run in sides_of(kind, path, encode).items()}
         found = best(sides, 1 + bench.times)  # the first round is the engine's
-        speeds = [f"{text.text_bytes / 1e6 / seconds:,.0f}" for seconds, _ in found.values()]
-        shares = [f"{floor / tokens:.0%}" for floor, tokens in zip(found["floor"], found["tokens"], strict=True)]
-        rows.append([name, f"{path.stat().st_size / 1e6:,.1f}", *speeds, *shares])
+        speeds = [f"{text.text_bytes / 1e6 / seconds:,.0f}" for seconds in found.values()]
+        rows.append([name, f"{path.stat().st_size / 1e6:,.1f}", *speeds, f"{found['floor'] / found['tokens']:.0%}"])
     header = ["format", "MB of file", "floor, MB/s of text", "documents, MB/s", "tokens, MB/s", "tokens / floor"]
-    header.append("by processor time")
     return [Grid(header, rows, f"{text.text_bytes / 1e6:,.0f} MB of text in {text.documents:,} documents.")]

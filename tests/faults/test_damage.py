@@ -200,10 +200,9 @@ def test_damaged_objects_of_a_published_version_are_found_and_never_overwritten(
     assert pointer(output)["sequence"] == 1
 
 
-@pytest.mark.parametrize("damage", [cut_off, remove])
-def test_a_rerun_over_a_shortened_version_says_so(built, output, damage, tmp_path, terminal):
+def test_a_rerun_over_a_shortened_version_says_so(built, output, tmp_path, terminal):
     settings, version, _ = built
-    damage(output / "versions" / version / "train/encoded_tokens/c/0")
+    cut_off(output / "versions" / version / "train/encoded_tokens/c/0")
     config = tmp_path / "config.json"
     config.write_text(json.dumps({**settings, "output": str(output)}))
     errors = terminal.errors("build", config, "--no-server", status=1)
@@ -219,10 +218,6 @@ NOT_A_POINTER = r"latest\.json: is not .*\. Restore it or remove it, and run aga
     ("row", "told"),
     [
         ({"sequence": "1"}, NOT_A_POINTER),
-        ({"sequence": True}, NOT_A_POINTER),
-        ({"version": 1}, NOT_A_POINTER),
-        ({"version": None}, NOT_A_POINTER),
-        (lambda value: value.pop("manifest_sha256"), NOT_A_POINTER),
         # It may be the manifest that is damaged: the pointer holds its only digest, so it is not written anew.
         ({"manifest_sha256": "0" * 64}, "one of them is damaged"),
     ],

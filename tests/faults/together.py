@@ -19,7 +19,7 @@ def together(several: list[Settings]) -> list[dict[str, Any]]:
         try:
             result = build_here(settings)
         except (ValueError, OSError) as error:
-            return {"error": str(error), "kind": type(error).__name__}
+            return {"error": f"{type(error).__name__}: {error}"}
         return {"result": {"version": result.version, "sequence": result.sequence}}
 
     children = [Child(lambda settings=settings: wait_and_build(settings)) for settings in several]  # type: ignore[misc]

@@ -9,7 +9,6 @@ import json
 import random
 import re
 import shutil
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,7 @@ def dataset(layout: LayoutName, *, is_small: bool) -> Prepare:
         output = work / "out"
         versions, truth = _publish(output, layout)
         flat_tokens.verify(output, "full")
-        assert _at_once(output) == _by_sequences(output) == _by_zarr(output / "latest") == truth
+        assert _at_once(output) == _by_sequences(output) == truth
         mutations = Mutations(output, *versions, is_raw=LAYOUTS[layout].encoded_tokens.zstd_level is None)
 
         def run(data: bytes) -> str:
@@ -222,16 +221,13 @@ def judge(mutations: Mutations, kind: str, changed: list[str], truth: Truth) -> 
     found = _refused(lambda: flat_tokens.verify(output, "full"))
     whole = _reading(truth, lambda: _at_once(output))
     parts = _reading(truth, lambda: _by_sequences(output))
-    plain = _plain(mutations, truth)
     where = _where(changed, mutations)
     if not found:
         if where == "the pointer":
             if _refused(lambda: read_pointer(Store.at(output))):
                 raise WrongError(f"missed-the-pointer-{kind}", f"builds stop at the pointer, but verify passes: {kind} {changed}")
             return "pointer: other numbers or former versions, which nothing contradicts"
-        raise WrongError(
-            f"missed-{where.replace(' ', '-')}-{kind}", f"verify passes: {kind} {changed}; {whole}, {parts}, zarr {plain}"
-        )
+        raise WrongError(f"missed-{where.replace(' ', '-')}-{kind}", f"verify passes: {kind} {changed}; {whole}, {parts}")
     # The pointer may name any version. Without its last entries, seq_starts ends as before if they are of empty sequences.
     metadata_of_starts = all("/seq_starts/" in name for name in changed)
     cannot_be_seen = kind in WHOLE_OBJECTS or where == "the pointer" or (where == "metadata" and metadata_of_starts)
@@ -239,18 +235,18 @@ def judge(mutations: Mutations, kind: str, changed: list[str], truth: Truth) -> 
         raise WrongError(f"wrong-read-{where.replace(' ', '-')}-{kind}", f"verify finds {kind} {changed}, but reading does not")
     if parts == "wrong" and not (cannot_be_seen or (mutations.is_raw and where == "tokens")):
         raise WrongError(f"wrong-part-{where.replace(' ', '-')}-{kind}", f"verify finds {kind} {changed}, but reading does not")
-    return f"{where}, {kind}: found by verify; flat_tokens: all {whole}, parts {parts}; zarr: {plain}"
+    return f"{where}, {kind}: found by verify; all {whole}, parts {parts}"
 
 
 def table(outcomes: Iterable[Outcome]) -> str:
     """What became of mutations that changed something."""
-    heads = ("dataset", "changes", "found by verify", "missed", "all read wrong", "parts read wrong", "read wrong by zarr")
-    lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * 6}"]
+    heads = ("dataset", "changes", "found by verify", "missed", "all read wrong", "parts read wrong")
+    lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * 5}"]
     for outcome in outcomes:
         changed = {told: count for told, count in outcome.returned.items() if told not in ("no change", "not a mutation")}
         found, *wrong = (
             sum(count for told, count in changed.items() if words in told)
-            for words in ("found by verify", "all wrong", "parts wrong", "zarr: wrong")
+            for words in ("found by verify", "all wrong", "parts wrong")
         )
         missed = sum(count for fault, count in outcome.faults.items() if fault.startswith("missed"))
         counts = (sum(changed.values()) + outcome.faults.total(), found, missed, *wrong)
@@ -293,31 +289,6 @@ def _by_sequences(output: Path) -> Truth:
     dataset = flat_tokens.open(output)
     splits = {name: getattr(dataset, name) for name in SPLITS}
     return {name: [split.sequence(i).tolist() for i in range(min(split.seq_count, 1000))] for name, split in splits.items()}
-
-
-def _plain(mutations: Mutations, truth: Truth) -> str:
-    """What plain zarr reads, through the link and at the version itself."""
-    for path in (mutations.output / "latest", mutations.output / mutations.below):
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                found = _by_zarr(path)
-        except Exception:  # zarr's errors are of many kinds
-            return "refused"
-        if found != truth:
-            return "wrong"
-    return "right"
-
-
-def _by_zarr(path: Path) -> Truth:
-    root, found = zarr.open_group(path, mode="r"), {}
-    for name in SPLITS:
-        starts, tokens = (root[f"{name}/{array}"] for array in ("seq_starts", "encoded_tokens"))
-        if max(starts.shape[0], tokens.shape[0]) > 1 << 20:  # type: ignore[union-attr]
-            return {}
-        ids, edges = (np.asarray(tokens[:]) >> 1).tolist(), np.asarray(starts[:]).tolist()  # type: ignore[index]
-        found[name] = [ids[start:stop] for start, stop in itertools.pairwise(edges)]
-    return found
 
 
 DATASETS = {
