@@ -21,7 +21,6 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
-from flat_tokens.tools.terminal import plural
 from tests.examples import FEW
 from tests.prefect_database import put_empty_database
 from tests.processes import answers, until
@@ -155,7 +154,6 @@ def _environment() -> Iterator[None]:
         yield
 
 
-ABSENT = pytest.StashKey[Counter[str]]()
 FIXTURES = {
     **{name: (f"shared/{part}",) for name, part in (("corpus", "corpus"), ("reference", "reference"), ("vocabularies", "vocab"))},
     "streaming": ("torch", "streaming"),
@@ -178,41 +176,19 @@ def _is_here(name: str) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests whose packages, programs or material are not here, and count them by what they need. Mark those that
-    need shared material.
-    """
-    absent = config.stash[ABSENT] = Counter()
+    """Leave out the tests whose packages, programs or material are not here. Mark those that need shared material."""
     stay, go = [], []
     for item in items:
         needs = [name for mark in item.iter_markers("needs") for name in mark.args]
         needs += [name for fixture in getattr(item, "fixturenames", ()) for name in FIXTURES.get(fixture, ())]
         if any(name.startswith("shared/") for name in needs):
             item.add_marker("shared")
-        missing = next((name for name in needs if not _is_here(name)), None)
-        (stay if missing is None else go).append(item)
-        if missing is not None and not item.get_closest_marker("slow"):
-            absent[missing] += 1
+        (stay if all(map(_is_here, needs)) else go).append(item)
     _longest_first(stay)
     if seed := config.getoption("shuffle"):
         random.Random(seed).shuffle(stay)
     items[:] = stay
     config.hook.pytest_deselected(items=go)
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["absent"] = dict(session.config.stash[ABSENT])
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any, error: object) -> None:
-    node.config.stash[ABSENT] = Counter(node.workeroutput.get("absent", {}) if error is None else {})
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    for name, count in sorted(config.stash.get(ABSENT, Counter()).items()):
-        what = f"../{name}, not in the repository" if name.startswith("shared/") else f"{name.removeprefix('bin/')} (make peers)"
-        terminalreporter.write_line(f"not selected: {plural(count, 'fast test')}, for want of {what}")
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,8 @@
 A mutant is a copy of the code with one small fault: another comparison, boundary or operator, a call or a line dropped.
 --record runs the tests once under coverage, which notes the tests of each line (with --cov-append, more of them). Then the tests
 that reach a mutant's line run until one fails, in a fork of a process that has imported what other projects wrote. A mutant is
-named by its function and its place there: tables of before and after have the same rows.
+named by its function and its place there: tables of before and after have the same rows. Changes that git has not been told of
+by ``git add`` do not count.
 """
 
 import argparse
@@ -13,7 +14,6 @@ import copy
 import hashlib
 import importlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -123,10 +123,7 @@ def main() -> None:
     options.add_argument("--most", type=int, default=150, help="tests that are tried for one mutant")
     given = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="mutants-") as place:
-        names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        for name in names.split("\0")[:-1]:
-            (target := Path(place) / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, target)
+        subprocess.run(["git", "checkout-index", "--all", f"--prefix={place}/"], cwd=ROOT, check=True)
         if given.record is not None:
             record(place, given.record)
         else:

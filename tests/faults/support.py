@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +23,6 @@ from flows.runners.processes import Threads
 from tasks.config import BuildConfig, TokenizerConfig
 from tasks.derive.request import DeriveRequest, ImportRequest
 from tasks.garbage import Policy
-from tests.processes import python
 
 Settings = dict[str, Any]
 
@@ -162,7 +160,3 @@ class Bomb:
 def command(config: Path, *arguments: str) -> list[str]:
     """The build as a command of its own; JSON is YAML, so settings can be written as they are."""
     return [sys.executable, "-m", "flows", "build", str(config), "--no-server", *arguments]
-
-
-def run_command(config: Path) -> subprocess.CompletedProcess[str]:
-    return python(*command(config)[1:])
