@@ -16,8 +16,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.benchmarks.bench import HERE, ROOT, SHARED, Bench, commit, greatest, machine, seconds_elsewhere, versions
+from tests.benchmarks.bench import HERE, SHARED, Bench, commit, greatest, machine, seconds_elsewhere, versions
 from tests.benchmarks.page import page, rendered, title_of
+from tests.processes import ROOT
 
 TABLES = (
     "build",

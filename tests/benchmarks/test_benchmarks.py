@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.benchmarks.__main__ import TABLES, about_of
-from tests.benchmarks.bench import ROOT, Grid
+from tests.benchmarks.bench import Grid
 from tests.benchmarks.corpus import gather
 from tests.benchmarks.page import page, rendered, sections_of, title_of
-from tests.processes import python
+from tests.processes import ROOT, python
 
 
 def test_text_is_what_can_be_read_as_text_and_does_not_repeat(tmp_path: Path) -> None:
