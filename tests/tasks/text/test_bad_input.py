@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import zstandard
 from pyarrow.parquet.encryption import CryptoFactory, EncryptionConfiguration, KmsClient, KmsConnectionConfig
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 import flat_tokens
 from flows.pipelines.build import BuildResult, build
@@ -81,10 +81,6 @@ def arrow(texts: pa.Array | pa.Table, stream: bool = False) -> bytes:
     return arrow_bytes(texts if isinstance(texts, pa.Table) else pa.table({"text": texts}), stream=stream)
 
 
-def bytes_of_any(*values: bytes | None) -> pa.Array:
-    return pa.array(values, pa.binary())
-
-
 Settings = dict[str, Any]
 
 
@@ -110,23 +106,19 @@ LINES = {
     "integer": (b'{"text": 7}', "wrong_type", "'text' is a JSON number, not a string"),
     "object": (b'{"text": {"text": "a"}}', "wrong_type", "'text' is a JSON object, not a string"),
     "line is an array": (b'["a"]', "wrong_type", "the line is a JSON array, not an object"),
-    "line is a string": (b'"text"', "wrong_type", "the line is a JSON string, not an object"),
     "line is a null": (b"null", "wrong_type", "the line is a JSON null, not an object"),
     "two objects on a line": (b'{"text": "a"}{"text": "b"}', "malformed", "the line is not JSON (Extra data"),
     "cut line": (b'{"text": "a', "malformed", "the line is not JSON (Unterminated string starting at column 10)"),
     "BOM within": (b'\xef\xbb\xbf{"text": "a"}', "malformed", "the line is not JSON (Unexpected UTF-8 BOM"),
     "nested 50,000 deep": (b'{"text": "a", "x": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", "malformed", "nested too deep"),
     "high surrogate": (b'{"text": "a\\ud800"}', "invalid_unicode", NO_UNICODE, "a\ufffd"),
-    "surrogates the wrong way round": (b'{"text": "\\ude00\\ud83d"}', "invalid_unicode", NO_UNICODE, "\ufffd\ufffd"),
     "surrogates that spell bytes of UTF-8": (b'{"text": "\\udcc3\\udca9"}', "invalid_unicode", NO_UNICODE, "\ufffd\ufffd"),
     "JSON that is Latin-1": (b'{"text": "caf\xe9 x"}', "invalid_unicode", NO_UNICODE, "caf\ufffd x"),
-    "JSON with an encoded surrogate": (b'{"text": "\xed\xa0\x80"}', "invalid_unicode", NO_UNICODE, "\ufffd" * 3),
 }
 LINES_WITH_IDS = {
     "null id": (b'{"id": null, "text": "a"}', "null_id", "the id is null"),
     "missing id": (b'{"text": "a"}', "null_id", "the line has no key 'id'"),
     "boolean id": (b'{"id": true, "text": "a"}', "wrong_type", "'id' is a JSON boolean, not a string or an integer"),
-    "fraction as id": (b'{"id": 2.0, "text": "a"}', "wrong_type", "'id' is a JSON number, not a string or an integer"),
     "surrogate in an id": (b'{"id": "\\ud800", "text": "a"}', "invalid_unicode", "'id' is not valid UTF-8"),
 }
 BAD = {
@@ -137,7 +129,7 @@ BAD = {
     ),
     "null in Parquet": Bad("a.parquet", parquet(pa.array(["first", None, "last"])), "null", "the text is null"),
     "invalid UTF-8 in Parquet": Bad(
-        "a.parquet", parquet(bytes_of_any(b"first", b"a\xff\xfeb", b"last")), "invalid_unicode", NO_UNICODE, "a\ufffd\ufffdb"
+        "a.parquet", parquet(pa.array([b"first", b"a\xff\xfeb", b"last"])), "invalid_unicode", NO_UNICODE, "a\ufffd\ufffdb"
     ),
     "null id in Parquet": Bad(
         "a.parquet", parquet(pa.array(["first", "a", "last"]), id=pa.array([1, None, 3])), "null_id", "the id is null", source=IDS
@@ -152,9 +144,6 @@ BAD = {
     ),
     "invalid UTF-8 in text": Bad(
         "a.txt", b"first\n\na\xff\n\nlast", "invalid_unicode", NO_UNICODE, "a\ufffd", {"document_separator": "\n\n"}
-    ),
-    "too long in text": Bad(
-        "a.txt", b"first|xxxxxxxxxxxxxxxxxxxxx|last", "too_long", "21 bytes", None, {"document_separator": "|"}, SHORT
     ),
 }
 
@@ -213,7 +202,6 @@ GOOD = {
         "NaN beside the text": (b'{"text": "a", "score": NaN}\n{"text": "b", "score": -Infinity}\n', ["a", "b"]),
         "huge integers as ids": (b'{"text": "a", "id": %s}\n{"text": "b", "id": -5}\n' % (b"9" * 400), ["a", "b"], IDS),
         "strings and integers as ids": (b'{"text": "a", "id": "x"}\n{"text": "b", "id": 5}\n', ["a", "b"], IDS),
-        "NUL in JSON": (b'{"text": "a\\u0000b"}\n', ["a\0b"]),
         "surrogate pairs in JSON": (b'{"text": "\\ud83d\\ude00"}\n', ["😀"]),
         "special tokens in JSON": (json.dumps({"text": SPECIAL}).encode(), [SPECIAL]),
         "nested 300 deep": (b'{"text": "a", "x": ' + b"[" * 300 + b"]" * 300 + b"}\n", ["a"]),
@@ -231,12 +219,6 @@ GOOD = {
             ["a", "", "b\rc", "d", "e\r"],
             {"document_separator": "\n"},
         ),
-        "a blank line between that ends in CR LF": (
-            b"a\r\nb\r\n\r\nc\n\nd\n\r\n",
-            ["a\r\nb", "c", "d"],
-            {"document_separator": "\n\n"},
-        ),
-        "CR LF as it is told": (b"a\r\nb\nc\r\n", ["a", "b\nc"], {"document_separator": "\r\n"}),
     },
     "a.csv": {
         "BOM before CSV": (b"\xef\xbb\xbftext\na\n", ["a"]),
@@ -244,17 +226,8 @@ GOOD = {
     },
     "a.tsv": {"TSV": (b"id\ttext\n1\ta,b\n", ["a,b"])},
     "a.parquet": {
-        "NUL, BOM and CRLF in Parquet": (parquet(pa.array(["a\0b", "\ufeffc", "d\r\n"])), ["a\0b", "\ufeffc", "d\r\n"]),
-        "valid bytes in Parquet": (parquet(bytes_of_any("é".encode(), b"b")), ["é", "b"]),
         "JSON in a file called .parquet, told so": (jsonl(b'{"text": "b"}'), ["first", "b", "last"], {"format": "jsonl"}),
     },
-    "a.txt.zst": {
-        "zstd with a frame before it that holds nothing": (
-            b"\x50\x2a\x4d\x18\4\0\0\0size" + zstandard.compress(b"a"),
-            ["a"],
-        )
-    },
-    "a.txt.gz": {"plain text that kept the name of its compression": ("aé".encode(), ["aé"])},
     "a.jsonl.gz": {"packed in several parts": (gzip.compress(b'{"text": "a"}\n') + gzip.compress(b'{"text": "b"}'), ["a", "b"])},
 }
 
@@ -287,23 +260,13 @@ def test_an_empty_text_is_a_sequence_or_counted_and_never_marks_its_neighbour(tm
     assert built(tmp_path, EMPTY, empty="skip") == dict.fromkeys(EMPTY, (["a", "b"], {"empty": 3}))
 
 
-def tokenizer_of_words(tmp_path: Path, *words: str) -> str:
-    """A tokenizer that has these words and nothing for others."""
-    vocabulary = {word: number for number, word in enumerate(words)}
-    definition = {
-        "version": "1.0",
-        "added_tokens": [],
-        "pre_tokenizer": {"type": "Whitespace"},
-        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"},
-    }
-    (tmp_path / "words.json").write_text(json.dumps(definition))
-    return str(tmp_path / "words.json")
-
-
 def test_a_document_that_the_tokenizer_does_not_take_is_a_bad_document(tmp_path):
     """The error names file and row, and says what the engine says; the policies that skip count it."""
     path = write_rows(tmp_path / "a.jsonl", [{"text": text} for text in ("one", "two one", "one three", "", "two", "four")])
-    settings = {"tokenizer": tokenizer_of_words(tmp_path, "one", "two"), "slice_bytes": 30}
+    made = Tokenizer(models.WordLevel({"one": 0, "two": 1}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "words.json"))
+    settings = {"tokenizer": str(tmp_path / "words.json"), "slice_bytes": 30}
     refuse(
         tmp_path,
         path,
@@ -340,7 +303,6 @@ class File(NamedTuple):
 
 FILES = {
     "zero bytes among others": File("b.jsonl", b"", r"^b.jsonl is empty \(0 bytes\)", beside={"a.jsonl": PLAIN}),
-    "zero bytes, packed": File("a.jsonl.gz", gzip.compress(b""), r"^a.jsonl.gz is empty \(0 bytes\)"),
     "Parquet cut": File("a.parquet", PAGES[:-20], r"^a.parquet cannot be read as parquet: .*magic bytes"),
     "wrong bit in a page": File("a.parquet", flip(PAGES, 200), r"^a.parquet\[0:1\] cannot be read to its end: .*CRC"),
     "Arrow cut": File("a.arrow", arrow(pa.array(["a"] * 9))[:-20], r"^a.arrow cannot be read as arrow: "),
@@ -358,12 +320,6 @@ FILES = {
         "a.parquet",
         encrypted(plaintext_footer=True),
         r"^a.parquet: a column of 'text' is encrypted, and there are no keys here. Write it without encryption first",
-    ),
-    "bytes called gzip": File(
-        "a.txt.gz",
-        b"\0\x1f\x8b\b\0text",
-        r"^a.txt.gz begins with b'\\x00.*, as no .gz file does that is read here. Fetch it again, or rename it",
-        {"documents": {"on_bad": "skip"}},
     ),
     "a directory for an id": File(
         "k=v/a.parquet",
@@ -401,7 +357,6 @@ FILES = {
         {"source": {"text_column": "body"}},
     ),
     "no such key in JSON": File("a.jsonl", b'{"id": 1, "txt": "a"}\n', r"^a.jsonl has no column 'text'; it has 'id', 'txt'"),
-    "no such column in CSV": File("a.csv", b"id,txt\n1,a\n", r"^a.csv has no column 'text'; it has 'id', 'txt'"),
     "no header in CSV": File("a.csv", b"\n\n", r"^a.csv has no column 'text'; it has none"),
     "id of plain text": File(
         "a.txt", b"text", r"^a.txt is plain text, which has no column 'id'. Leave source.id_column out", {"source": IDS}
@@ -491,8 +446,7 @@ def test_a_link_to_a_directory_is_refused_not_passed_over(tmp_path):
     refuse(tmp_path, directory, words)
 
 
-@pytest.mark.parametrize("keep_time", [True, False])
-def test_a_file_that_changes_during_the_build_is_an_error(tmp_path, keep_time):
+def test_a_file_that_changes_during_the_build_is_an_error(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "old"}\n')
 
@@ -501,7 +455,7 @@ def test_a_file_that_changes_during_the_build_is_an_error(tmp_path, keep_time):
 
         def start(self, item: Any, *steps: Step) -> Any:
             if steps[0].stage is TOKENIZE:
-                rewrite(path, b'{"text": "new"}\n') if keep_time else path.write_bytes(PLAIN)
+                rewrite(path, b'{"text": "new"}\n')
             return super().start(item, *steps)
 
     refuse(
@@ -510,7 +464,7 @@ def test_a_file_that_changes_during_the_build_is_an_error(tmp_path, keep_time):
         r"^a.jsonl changed while the build read it. Run the build again when the file is complete",
         runner=Meddling,
     )
-    assert texts_of(run(tmp_path, path)) == (["new"] if keep_time else ["a", "b"] * 50)
+    assert texts_of(run(tmp_path, path)) == ["new"]
 
 
 BASE = {"output": "$TMP/out", "source": "{path: $TMP/in.jsonl}", "tokenizer": "bytes"}
@@ -519,7 +473,6 @@ CONFIGS = {
     "tokenizr: bytes": "unknown key 'tokenizr'. Did you mean 'tokenizer'?",
     "zzz: 1": "unknown key 'zzz'. There are documents, ",
     "source: {path: x, text_colum: a}": "unknown key 'source.text_colum'. Did you mean 'text_column'?",
-    "source: {hub: {path: a/b, splt: x}}": "unknown key 'source.hub.splt'. Did you mean 'split'?",
     "text_column: body": "unknown key 'text_column'. Did you mean 'source.text_column'?",
     "revision: main": "unknown key 'revision'. Did you mean 'source.hub.revision' or 'tokenizer.revision'?",
     "source: {path: x, messages: {role: from}}": "the source has messages, which is for messages; give its messages_column, too",
@@ -527,17 +480,13 @@ CONFIGS = {
     "source: {path: x, messages_column: m, messages: {rôle: from}}": "unknown key 'source.messages.rôle'. There are content",
     "source: {path: x, messages_column: m, messages: {role: ''}}": "messages.role: String should have at least 1 character",
     "source: {path: x, tools_column: t}": "has tools_column, which is for messages; give its messages_column, too",
-    "source: {path: x, count: [content]}": "has count, which is for messages; give its messages_column, too",
     "source: {path: x, messages_column: m, count: [calls]}": "should be 'content', 'tool_calls' or 'thinking', not 'calls'\n",
     "source: {path: x, messages_column: m, tools_column: m}": "messages_column and tools_column are both 'm'",
     "source: {path: x, completion_column: a}": "has a completion_column; give its prompt_column, too",
     "source: {path: x, prompt_column: q}": "has a prompt_column; give its completion_column, too",
-    "source: {path: x, prompt_column: q, completion_column: q}": "prompt_column and completion_column are both 'q'",
     "source: {path: x, prompt_column: q, completion_column: a, text_column: t}": "has text_column and prompt_column; give one",
-    "source: {path: x, roles: [user]}": "has roles, which is for messages; give its messages_column, too",
     "source: {path: x, keep_columns: [url, key]}": "source.keep_columns: 'key' is what every document has already",
     "source: {path: x, keep_columns: [url, url]}": "source.keep_columns: 'url' is named twice",
-    "documents: {near_duplicates: {threshold: 0.3}}": "threshold: should be greater than or equal to 0.5, not 0.3",
     "split: {by: cluster}": "split.by is 'cluster', which is neither key nor text, nor a column that a source keeps",
     "documents: {near_duplicates: {action: keep}}\nsource: {path: x, keep_columns: [cluster]}": "gives the column 'cluster'",
     "documents: {steps: [{use: shout}]}": "documents.steps: there is no step 'shout'",
@@ -545,30 +494,23 @@ CONFIGS = {
     "documents: {steps: [{use: datatrove, filter: x, model_url: 'https://u:Tr0ub4dor@x.org/a'}]}": "carries credentials",
     "validation_fraction: 0.9\ntest_fraction: 0.2": "validation_fraction 0.9 and test_fraction 0.2 are more than 1 together",
     "test_fraction: 0.2\nsource: {path: x, validation_split: x}": "so that no document is drawn, but test_fraction is 0.2",
-    "tokenizer: {name: bytes, max_seconds: 0}": "tokenizer.max_seconds: should be greater than or equal to 1, not 0",
     "workers: 2.5": "workers: should be a whole number, not 2.5",
+    "validation_fraction: 1.5": "validation_fraction: should be less than or equal to 1, not 1.5",
+    "documents: {near_duplicates: {threshold: 0.3}}": "threshold: should be greater than or equal to 0.5, not 0.3",
+    "tokenizer: {name: bytes, max_seconds: 0}": "tokenizer.max_seconds: should be greater than or equal to 1, not 0",
     "workers: true": "workers: should be a number, not true",
     "name: 12": "name: should be text, not 12",
     "tokenizer: 5": "'tokenizer' is a name, such as cl100k_base, in quotes if it is a number",
     "documents: skip": "documents: should be a mapping of settings, not 'skip'",
     "sources:": "sources: should be a list, not nothing",
     "validation_fraction: .nan": "validation_fraction: should be a finite number, not nan",
-    "validation_fraction: 1.5": "validation_fraction: should be less than or equal to 1, not 1.5",
-    "documents: {on_bad: ignore}": "documents.on_bad: should be 'error', 'skip' or 'replace', not 'ignore'",
     "layout: zip": "layout: should be 'auto', 'mmap', 'compact' or 'zarr2', not 'zip'",
     "# no output": "output is missing. Set it: Directory or URL, such as /data/web",
-    "# no tokenizer": "tokenizer is missing. Set it: A tiktoken encoding (cl100k_base), 'bytes', a",
-    "source: {hub: {path: a/b, name: no}}": (
-        "source.hub.name: should be text, not False. YAML makes that of words such as no and on: put the word in quotes"
-    ),
     "source: {hub: {path: a/b, revision: 0123456}}": (
         "source.hub.revision: should be text, not 42798. YAML makes that of digits such as 0123456, 1.10 and 2026-07-31: put"
     ),
     "source: {path: x, messages_column: m, chat_date: 2026-07-31}": (
         "source.chat_date: should be text, not the date 2026-07-31. YAML makes that of digits such as"
-    ),
-    "source: {path: x, quotes: no}": (
-        "source.quotes: should be 'csv' or 'none', not False. YAML makes that of words such as no and on: put the word in quotes"
     ),
     "source: {path: x, no: y}": "a key of source is False. YAML makes that of words such as no and on: put the word in quotes",
     "source: {path: x, delimiter: '||'}": (
@@ -599,7 +541,6 @@ CONFIGS = {
     "source: {path: ' '}": "' ' is not a path or URL",
     "output: /dev/null/out": "cannot write to output /dev/null/out: Not a directory. Choose another output",
     "source: {path: $TMP}": "are within each other. Keep them apart",
-    "source: {path: /nowhere/at/all}": "the source: there is nothing at /nowhere/at/all",
     "tokenizer: gpt5": "there is no tokenizer 'gpt5'. Set tokenizer to one of gpt2,",
     "tokenizer: /nowhere/x.tiktoken": "cannot read the tokenizer /nowhere/x.tiktoken: No such file",
     "tokenizer: $TMP/tokenizer.json": "is not a tokenizer.json that 'tokenizers'",
@@ -614,9 +555,6 @@ NO_CONFIGS = {
     '{"output": "x", "output": "x"}': "config.yaml: the key 'output' is in line 1 and again in line 1; remove one",
     "[" * 100_000: "is nested too deep",
     "output: x\nsource: {path: y\ntokenizer: bytes\n": "is not YAML: expected ',' or '}', but got ':' (line 3, column 10)",
-    "1: 2\noutput: x\nsource: {path: y}\ntokenizer: bytes\n": (
-        "a key is 1. YAML makes that of digits such as 0123456, 1.10 and 2026-07-31: put them in quotes"
-    ),
     "output: x\nlayout: !!bool x\n": "config.yaml is not YAML: a value does not fit !!bool (line 2, column 9)",
     "a: 2026-13-45\n": "config.yaml is not YAML: a value does not fit !!timestamp (line 1, column 4)",
     "!!python/object/apply:os.system ['touch /tmp/owned']": "is not YAML: could not determine a constructor",

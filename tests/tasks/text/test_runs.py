@@ -21,7 +21,6 @@ from tasks.models import FileRange, Slice, SourceFile
 from tasks.rows import ROW, fact, kept_of
 from tasks.text.documents import Tally, read_documents
 from tasks.text.files import plan_ranges, stamp
-from tests.damage import rewrite
 from tests.examples import examples
 from tests.refusal import refusal
 from tests.tasks.text.test_slices import WRITERS
@@ -196,15 +195,12 @@ def replace_by_a_link(path: Path) -> None:
     path.symlink_to("moved")
 
 
-@pytest.mark.parametrize("change", [rewrite, Path.unlink, replace_by_a_pipe, replace_by_a_link])
+@pytest.mark.parametrize("change", [lambda path: path.write_bytes(b"more"), Path.unlink, replace_by_a_pipe, replace_by_a_link])
 @pytest.mark.parametrize("kind", ["text", "jsonl", "csv"])
 def test_a_file_that_changes_is_named(tmp_path, change, kind):
     source = Source(path="x", text_column="text")
     content = {"text": b"some text", "jsonl": b'{"text": "a"}', "csv": b"text\na\n"}[kind]
     ranges = written(tmp_path / "in", [content] * 3, kind, source)
     change(tmp_path / "in" / f"001.{kind}")
-    if change is rewrite:
-        # What is written within the clock's grain may leave no trace; then the table of files does not know the file.
-        ranges[1] = ranges[1]._replace(file=ranges[1].file._replace(stamp=(len(content), 0, 0, 0)))
     with refusal(rf"001\.{kind} (changed while the build read it|is not a plain file)"):
         read([Slice(tuple(ranges))], source, DocumentPolicy())

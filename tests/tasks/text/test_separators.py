@@ -60,15 +60,17 @@ def test_one_separator_of_all_files_is_enough(tmp_path, monkeypatch, separator, 
 def test_builds_and_plans_tell_it(tmp_path, caplog):
     """A refresh with a new file that has no separator does not, where the others have it."""
     (tmp_path / "a.txt").write_text("one|two")
-    settings = {"output": str(tmp_path / "out"), "tokenizer": "bytes"}
-    config = BuildConfig.model_validate({**settings, "source": {"path": str(tmp_path / "*.txt"), "document_separator": "--"}})
-    plan(config)
+
+    def config(separator: str) -> BuildConfig:
+        source = {"path": str(tmp_path / "*.txt"), "document_separator": separator}
+        return BuildConfig.model_validate({"output": str(tmp_path / "out"), "tokenizer": "bytes", "source": source})
+
+    plan(config("--"))
     with Threads(1) as runner:
-        build(config, runner)
+        build(config("--"), runner)
         assert sum("a.txt does not have it" in message for message in caplog.messages) == 2
         caplog.clear()
-        config = BuildConfig.model_validate({**settings, "source": {"path": str(tmp_path / "*.txt"), "document_separator": "|"}})
-        refresh(config, runner)
+        build(config("|"), runner)
         (tmp_path / "b.txt").write_text("three")
-        refresh(config, runner)
+        refresh(config("|"), runner)
     assert not any("document_separator" in message for message in caplog.messages)

@@ -113,16 +113,14 @@ MODELS: dict[str, Definition] = {
     "": {},
     "whole words": {"ignore_merges": True},
     "unknown": {"unk_token": "<unk>", "fuse_unk": True},
-    "no prefix": {"continuing_subword_prefix": "", "end_of_word_suffix": ""},
     "bytes": {"byte_fallback": True},
     "many ways": {"many ways": True},
     "any order": {"any order": True},
     "gaps": {"gaps": True},
     "other characters": {"other characters": True},
     "lacks bytes that no text has": {"lacks": [0xC0, 0xF5, 0xFF]},
-    "many ways, whole words": {"many ways": True, "any order": True, "ignore_merges": True},
 }
-MODELS_WITH_SPACES = ("", "unknown", "no prefix", "many ways", "any order", "gaps", "crossing", "characters for bytes")
+MODELS_WITH_SPACES = ("", "unknown", "many ways", "any order", "gaps", "crossing", "characters for bytes")
 
 
 def merges_of(characters: Sequence[str], size: int, seed: str, *, many_ways: bool, longest: int = 7) -> list[tuple[str, str]]:
@@ -226,9 +224,9 @@ def model_with_spaces(name: str, seed: str) -> Definition:
 def byte_level_members() -> Iterator[Member]:
     pres, norms, models, tokens = (list(of.items()) for of in (BYTE_LEVEL, NORMALIZERS, MODELS, ADDED))
     # As many of each as have no common factor: so every pair of two is met.
-    assert [len(of) for of in (pres, norms, models, tokens)] == [17, 4, 11, 13]
+    assert [len(of) for of in (pres, norms, models, tokens)] == [17, 4, 9, 13]
     for i in range(17 * 13):
-        pre, norm, model, added_tokens = pres[i % 17], norms[i % 4], models[i % 11], tokens[i % 13]
+        pre, norm, model, added_tokens = pres[i % 17], norms[i % 4], models[i % 9], tokens[i % 13]
         name = f"bytes {i}: {', '.join(filter(None, (pre[0], norm[0], model[0], added_tokens[0])))}"
         if i != 35:  # a space is added before text, and one of these begins with it
             yield Member(name, partial(_byte_level, name, norm[1], pre[1], model[1], added_tokens[1]), added_tokens[1])
@@ -240,9 +238,9 @@ def _byte_level(name: str, norm: Any, pre: Any, model: Definition, tokens: list[
 
 def members_with_spaces() -> Iterator[Member]:
     ways, models, tokens = list(WITH_SPACES.items()), MODELS_WITH_SPACES, list(ADDED.items())
-    assert [len(of) for of in (ways, models, tokens)] == [11, 8, 13]
+    assert [len(of) for of in (ways, models, tokens)] == [11, 7, 13]
     for i in range(11 * 13):
-        way, model, added_tokens = ways[i % 11], models[i % 8], tokens[i % 13]
+        way, model, added_tokens = ways[i % 11], models[i % 7], tokens[i % 13]
         name = f"spaces {i}: {', '.join(filter(None, (way[0], model, added_tokens[0])))}"
         yield Member(name, partial(_with_spaces, name, *way[1], model, added_tokens[1]), added_tokens[1])
 

@@ -26,7 +26,7 @@ from tasks.tokenize.characters import (
     may_change,
 )
 from tasks.tokenize.engines import Encode, Tokenizer, ids_of, large_string_array, may_use_fast_engine
-from tasks.tokenize.fast_json import DEEPSEEK, PATTERNS
+from tasks.tokenize.fast_json import DEEPSEEK
 from tasks.tokenize.tokenizers import json_tokenizer
 from tests.tasks.tokenize.family import ALPHABET, bytes_, definition_of, loaded, sequence, split
 from tests.tasks.tokenize.test_tokenizers import DEMO, fast, lists, load, write_ranks
@@ -91,38 +91,15 @@ def differing(engines: tuple[Encode, Encode], characters: list[str]) -> Iterator
                 yield from (some[i] for i in range(len(some)) if not np.array_equal(ids_of(one, i), ids_of(other, i)))
 
 
-PRE_TOKENIZERS = [
-    bytes_(regex=True),
-    *(sequence(split(pattern), bytes_()) for pattern in PATTERNS),
-    sequence(*map(split, DEEPSEEK), bytes_()),
-]
 NEW = sorted(LETTERS | SYMBOLS)[::9]
 
 
 def test_engines_agree_on_new_characters():
-    assert list(differing(pair_tokenizer(PRE_TOKENIZERS[-1]), NEW)) == []
+    assert list(differing(pair_tokenizer(sequence(*map(split, DEEPSEEK), bytes_())), NEW)) == []
 
 
 def test_engines_agree_on_new_characters_of_ranks(tmp_path):
     assert list(differing(rank_tokenizer(tmp_path / "pairs.tiktoken", O200K), NEW)) == []
-
-
-def of_all_kinds() -> list[str]:
-    """The characters at which the category changes, all of the first scripts, and a part of all others, such as ideographs."""
-    characters = all_characters()
-    kinds = list(map(unicodedata.category, characters))
-    return [
-        character
-        for i, character in enumerate(characters)
-        if i < 0x3000 or i % 16 == 0 or kinds[i] != kinds[i - 1] or kinds[i] != kinds[(i + 1) % len(characters)]
-    ] + sorted(LETTERS | SYMBOLS)
-
-
-@pytest.mark.slow
-@pytest.mark.nightly  # of new characters and of the family there are tests in CI
-@pytest.mark.parametrize("number", range(len(PRE_TOKENIZERS)))
-def test_engines_agree_on_characters_of_all_kinds(number):
-    assert list(differing(pair_tokenizer(PRE_TOKENIZERS[number]), of_all_kinds())) == []
 
 
 def nfc_tokenizer(path: Path) -> Tokenizer:

@@ -200,25 +200,17 @@ def test_conversations_that_cannot_be_encoded(tokenizer, text, told, reason):
 
 
 @pytest.mark.parametrize(
-    ("count", "messages", "content", "told"),
+    ("messages", "content", "told"),
     [
-        (4, "messages", "m.content if loop.last else m.content | length", "otherwise when others follow"),
-        *((count, "messages | reverse", "m.content", "out of order") for count in (2, 3, 4)),
+        ("messages", "m.content if loop.last else m.content | length", "otherwise when others follow"),
+        ("messages | reverse", "m.content", "out of order"),
     ],
 )
-def test_a_message_that_is_not_found_is_not_guessed(speak, count, messages, content, told):
+def test_a_message_that_is_not_found_is_not_guessed(speak, messages, content, told):
     """Some templates leave out the thoughts of earlier answers."""
     template = f"{{% for m in {messages} %}}<s>{{{{ {content} }}}}</s>{{% endfor %}}"
     with refusal(rf"message 1 is rendered {told}.*\{{% generation %\}}", UnencodableError):
-        speak(TALK[:count], template)
-
-
-def test_the_day_is_a_setting(tokenizer, speak):
-    """A dataset does not depend on the day on which it was built."""
-    template = "{{ strftime_now('%d %b %Y: ') + messages[0].content }}"
-    with refusal(r"Set source\.chat_date"):
         speak(TALK, template)
-    assert speak(TALK[:1], template, day="2024-07-26").ids == ids_of(tokenizer, "26 Jul 2024: What is 2+2?")
 
 
 def test_where_a_template_comes_from(tokenizer, tmp_path):
@@ -250,13 +242,13 @@ def test_tokenizers_without_a_definition_of_the_library(name):
     template = "{% for m in messages %}{{ m.role }}: {% generation %}{{ m.content }}<|endoftext|>{% endgeneration %}{% endfor %}"
     encoder = Conversations(Chat(template=template), TokenizerConfig(name=name))
     found = encoder(large_string_array('[{"role": "user", "content": "é😀 <|endoftext|>"}]'))
+    ids = found.ids.tolist()
+    begin = 6 if name == "bytes" else 2
     if name == "bytes":
-        assert bytes(i - 1 for i in found.ids) == "user: é😀 <|endoftext|><|endoftext|>".encode()
-        assert found.mask.tolist() == [0] * 6 + [1] * (len(found.ids) - 6)
+        assert bytes(i - 1 for i in ids) == "user: é😀 <|endoftext|><|endoftext|>".encode()
     else:
-        assert found.ids.tolist().count(100257) == 1
-        assert found.ids[-1] == 100257
-        assert found.mask.tolist() == [0, 0] + [1] * (len(found.ids) - 2)
+        assert ids.index(100257) == len(ids) - 1
+    assert found.mask.tolist() == [0] * begin + [1] * (len(ids) - begin)
 
 
 talks = st.lists(

@@ -63,16 +63,12 @@ def test_a_member_has_the_tokens_of_the_library_on_long_texts(member, characters
 
 
 def test_each_added_token_is_alone_glued_spaced_doubled_and_at_both_ends():
-    tokens = ["<tag>", "tea", "<|end|>"]
-    texts = list(around(tokens))
-    for token in tokens:
-        assert token in texts
-        mixed = next(text for text in texts if text.startswith(f"{token} ") and text.endswith(token))
-        for form in ("a{}b", "1{}2", " {} ", "{}{}", "\n{}\t", ".{}.", "é{}中"):
-            assert form.replace("{}", token) in mixed
-    assert any("<tag>tea<tag>" in text for text in texts)
+    texts = list(around(["<tag>", "<|end|>"]))
+    assert "<tag>" in texts
+    (mixed,) = (text for text in texts if text.startswith("<tag> ") and text.endswith("<tag>"))
+    assert all(form in mixed for form in ("a<tag>b", "1<tag>2", " <tag> ", "<tag><tag>", "\n<tag>\t", ".<tag>.", "é<tag>中"))
+    assert any("<tag><|end|><tag>" in text for text in texts)
     assert any("<|end|<|end|>" in text for text in texts)
-    assert list(around([])) == []
 
 
 def test_a_tokenizer_json_is_tried_on_its_tokens_and_the_strings_of_its_options():

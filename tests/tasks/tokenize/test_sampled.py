@@ -153,15 +153,15 @@ def test_a_build_stops_and_the_reference_engine_makes_all_anew(tmp_path, monkeyp
     tokenizer.write_text(json.dumps(json.loads(DEMO.read_text()), indent=3))
     texts = [f"a zebra, number {i}" for i in range(300)]
     texts[:100] = [f"none {i}" for i in range(100)]  # so that the trial does not see it
-    for i in range(3):
-        write_rows(tmp_path / "in" / f"{i}.jsonl", [{"text": text} for text in texts[i * 100 : i * 100 + 100]])
+    path = write_rows(tmp_path / "in.jsonl", [{"text": text} for text in texts])
 
     def built(engine: str) -> str:
-        source, chosen = {"name": "s", "path": str(tmp_path / "in")}, {"name": str(tokenizer), "engine": engine}
-        facts = {"validation_fraction": 0, "slice_bytes": 3000}
-        return build_here({"output": str(tmp_path / "out"), "source": source, "tokenizer": chosen, **facts}, 1).path
+        chosen, facts = {"name": str(tokenizer), "engine": engine}, {"validation_fraction": 0, "slice_bytes": 3000}
+        return build_here({"output": str(tmp_path / "out"), "source": {"path": str(path)}, "tokenizer": chosen, **facts}, 1).path
 
-    with refusal(r"2.jsonl, line 1 \(row 0\): the fast engine does not give the tokens of .*tokenizer.json", EnginesDifferError):
+    with refusal(
+        r"in.jsonl, line 201 \(row 200\): the fast engine does not give the tokens of .*tokenizer.json", EnginesDifferError
+    ):
         built("auto")
     with pytest.raises(FileNotFoundError):
         flat_tokens.open(str(tmp_path / "out"))

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import flat_tokens
@@ -60,8 +59,7 @@ def test_a_model_that_leaves_out_letters_is_refused_unless_that_is_wanted(tmp_pa
 def test_models_as_people_have_them_are_taken_and_one_that_makes_much_of_little_is_not(tmp_path):
     config = TokenizerConfig(name=str(tmp_path / "tokenizer.model"))
     unknown = {"byte_fallback": False, "normalization_rule_name": "nmt_nfkc", "model_type": "unigram", "vocab_size": 60}
-    for options in ({}, unknown):
-        assert _fault_of_pieces(model(tmp_path, **options), config) is None
+    assert _fault_of_pieces(model(tmp_path, **unknown), config) is None
     lossy = with_rules(tmp_path, f"{ord('f'):X}\t\n")
     assert _fault_of_pieces(lossy, config.model_copy(update={"lossy": True})) is None
     large = with_rules(tmp_path, f"{ord('a'):X}\t{' '.join(['62'] * 600)}\n")
@@ -118,10 +116,6 @@ def test_mistrals_files_have_the_tokens_of_its_own_library(name):
     tokens = all_errors_as_unencodable(mine.reference)(large_string_array(*texts))
     for text, start, stop in zip(texts, tokens.offsets, tokens.offsets[1:], strict=False):
         assert tokens.ids[start:stop].tolist() == theirs.encode(text, False, False)
-    vocabulary = load_vocabulary(path)
-    assert (
-        vocabulary.decode(np.array(theirs.encode("a \U00013000", False, False), np.uint32))[0].decode().strip() == "a \U00013000"
-    )
 
 
 def test_a_hub_repository_may_have_a_model_alone(stand_in_hub, tmp_path):

@@ -61,8 +61,8 @@ def config_of(tokenizer: Trained, directory: Path, **settings: Any) -> Tokenizer
 
 @pytest.mark.parametrize(
     "tokenizer",
-    first_fast([MAKE["spaces before"](), MAKE["bytes"](), bert()], every=2),
-    ids=["bytes for what is unknown", "byte level", "lower case and no accents"],
+    first_fast([MAKE["spaces before"](), bert()]),
+    ids=["bytes for what is unknown", "lower case and no accents"],
 )
 def test_tokenizers_as_people_use_them_are_taken(tmp_path, tokenizer):
     loaded = load_tokenizer(config_of(tokenizer, tmp_path))
@@ -71,7 +71,7 @@ def test_tokenizers_as_people_use_them_are_taken(tmp_path, tokenizer):
 
 LOSSY = {
     "BPE without unk": pairs(pre_tokenizers.Whitespace()),
-    "addresses are deleted": bert(normalizers.Replace(Regex(r"https?://\S+"), "")),
+    "digits are deleted": bert(normalizers.Replace(Regex("[0-9]"), "")),
     "not all bytes": pairs(pre_tokenizers.ByteLevel(add_prefix_space=False)),
 }
 

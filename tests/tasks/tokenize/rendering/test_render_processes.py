@@ -34,27 +34,19 @@ TOO_MUCH = [
     "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
     "{{ '{:>6000000000}'.format(1) }}",
     "{{ 'x'.center(6000000000) }}",
-    "{{ 'x'.ljust(6000000000)|length }}",
-    "{{ 'x'.rjust(6000000000)|length }}",
     "{{ 'x'.zfill(6000000000) }}",
     "{{ '\t'.expandtabs(2000000000) }}",
     "{{ '%6000000000d' % 1 }}",
-    "{{ '%*d' % (2000000000, 1) }}",
-    "{{ '%.2000000000f' % 1.0 }}",
     "{{ '{:.2000000000f}'.format(1.0) }}",
-    "{{ '{0:>{1}}'.format(1, 6000000000) }}",
-    "{{ '{x:>6000000000}'.format_map({'x': 1}) }}",
     "{{ '%s'|format('x'|center(6000000000)) }}",
     "{{ 'x'|indent(6000000000) }}",
     "{{ 'a b'|wordwrap(1, wrapstring='x'|center(600000000)) }}",
     "{{ [1]|batch(6000000000, 0)|list }}",
     "{{ messages|slice(6000000000, 0)|list }}",
     "{{ ('x' * 1000000).replace('x', 'y' * 1000000) }}",
-    "{{ ('x' * 1000000)|replace('x', 'y' * 1000) }}",
     "{{ (['x' * 1000000] * 1000)|join('z' * 1000000) }}",
     "{{ range(99999)|map('center', 100000)|join }}",
     "{{ (1).to_bytes(6000000000, 'big') }}",
-    "{{ 'x'.encode().center(6000000000) }}",
     "{{ 'ab'.encode() * 10000000000 }}",
     "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
     "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
@@ -66,23 +58,16 @@ TOO_MUCH = [
     "{% for a in range(99999) recursive %}{% if loop.depth < 9 %}{{ loop(range(99999)) }}{% endif %}{% endfor %}",
     "{% for a in range(99999) %}{% for b in range(99999) %}{{ a }}{% endfor %}{% endfor %}",
     "{% for a in range(99999) %}{% for b in range(99999) if false %}{% endfor %}{% endfor %}",
-    "{% for a in range(99999) %}{{ range(99999)|sum }}{% endfor %}",
     "{% for a in range(99999) %}{% set x = range(99999)|list|tojson %}{% endfor %}",
     "{% for a in range(99999) %}{% filter upper %}{{ 'x' * 100000 }}{% endfilter %}{% endfor %}",
     "{% set x %}{% for a in range(99999) %}{{ 'x' * 100000 }}{% endfor %}{% endset %}{{ x|length }}",
     "{{ messages[0].content.join('x' * 1000000)|list|map('center', 1000)|list|length }}",
     "{{ (range(99999)|list * 10)|map('string')|map('center', 9999)|list|length }}",
     "{{ ('{' * 1000)|pprint }}{% for a in range(99999) %}{{ ('a' * 1000000)|wordcount }}{% endfor %}",
-    "{% for a in range(99999) %}{{ ('<' * 1000000)|striptags }}{% endfor %}",
     "{% for a in range(99999) %}{{ ('a.b ' * 100000)|urlize }}{% endfor %}",
-    "{% for a in range(99999) %}{{ ('a ' * 100000)|title }}{% endfor %}",
     "{% for a in range(99999) %}{{ range(99999)|groupby('real')|list|length }}{% endfor %}",
-    "{% for a in range(99999) %}{{ range(99999)|sort(reverse=true)|length }}{% endfor %}",
-    "{% for a in range(99999) %}{{ range(99999)|unique|list|length }}{% endfor %}",
-    "{% for a in range(99999) %}{{ ('ab' * 500000)|list|length }}{% endfor %}",
     "{% for a in range(99999) %}{{ {'a': 'x' * 1000000}|tojson|length }}{% endfor %}",
     "{% for a in range(99999) %}{% if ('x' * 1000000) in ('x' * 999999 ~ 'y') %}{% endif %}{% endfor %}",
-    "{% for a in range(99999) %}{{ strftime_now('%Y' * 10000)|length }}{% endfor %}",
 ]
 """Templates that take all time or memory, by what they do it with."""
 
@@ -140,7 +125,7 @@ def test_a_template_has_limits(placed):
 
 def test_the_advice_of_a_library_is_not_why_a_process_ended():
     with refusal(r"^the chat template ends its process (?!.*: note: )"):
-        renderers(TOO_MUCH[28] + ALL, LIMITS._replace(memory=1 << 26))
+        renderers(TOO_MUCH[20] + ALL, LIMITS._replace(memory=1 << 26))
 
 
 SIZED = [
@@ -181,21 +166,16 @@ def test_a_template_is_tried_and_why_it_is_slow_is_known_before_any_conversation
     assert renderers(changed).why_slow == "it changes what its messages hold"
 
 
-def test_answers_come_in_parts_and_in_order(monkeypatch):
+def test_answers_come_in_parts_and_in_order():
     """A batch that is larger than an answer: all conversations of it, with their places."""
-    contents = [f"{i}<s>" + "x" * 300_000 for i in range(40)]
-    found = list(
-        renderers("{% for m in messages %}<s>{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}")(talks(*contents))
-    )
+    contents = [f"{i}<s>" + "x" * (300_000 + i) for i in range(40)]
+    template = "{% for m in messages %}<s>{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    found = list(renderers(template)(talks(*contents)))
     assert len(found) > 1
     assert outcomes(iter(found)) == ["<s>" + text for text in contents]
-    sizes = [len(text) for text in contents]
-    for one in found:
-        at = 0
-        for size, span in zip(sizes[: len(one.counts)], one.spans.tolist(), strict=True):
-            assert span == [at + 2, at + 2 + size]
-            at += 2 + size
-        del sizes[: len(one.counts)]
+    sizes = [stop - start for one in found for start, stop in one.spans.tolist()]
+    assert sizes == list(map(len, contents))
+    assert all(one.spans[0, 0] == 2 for one in found)
 
 
 def test_a_conversation_that_ends_the_process_is_refused(monkeypatch):
@@ -235,10 +215,10 @@ def test_threads_have_processes_of_their_own():
     found = {}
 
     def work(number: int) -> None:
-        found[number] = [outcomes(render(talks(*(f"{number} {i} {k}" for i in range(20))))) for k in range(5)]
+        found[number] = [outcomes(render(talks(f"{number} {k}"))) for k in range(50)]
 
     in_threads(work, range(3))
-    assert found == {n: [[f"{n} {i} {k}" for i in range(20)] for k in range(5)] for n in range(3)}
+    assert found == {n: [[f"{n} {k}"] for k in range(50)] for n in range(3)}
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -255,27 +235,13 @@ def test_a_fork_uses_processes_of_its_own():
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_the_result_depends_on_no_setting_of_the_machine(monkeypatch):
-    """Time zone, language and hash seed."""
-    monkeypatch.setenv("TZ", "Asia/Tokyo")
-    monkeypatch.setenv("LC_ALL", "tr_TR.UTF-8")
-    monkeypatch.setenv("PYTHONHASHSEED", "7")
+def test_a_process_has_no_setting_of_the_machine_and_no_secret(monkeypatch):
+    """Such as time zone, language and hash seed. Of the environment it has what it needs to begin."""
+    for name, value in (("TZ", "Asia/Tokyo"), ("LC_ALL", "tr_TR.UTF-8"), ("PYTHONHASHSEED", "7"), ("AWS_SECRET_ACCESS_KEY", "x")):
+        monkeypatch.setenv(name, value)
+    given, real = [], subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *args, **kwargs: given.append(kwargs["env"]) or real(*args, **kwargs))
     assert outcomes(renderers("{{ strftime_now('%s %A %Z') }} " + ALL)(talks("a"))) == ["1721952000 Friday  a"]
-
-
-def test_a_process_has_no_secrets(monkeypatch):
-    """Of the environment it has what it needs to begin."""
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
-    given = []
-    real = subprocess.Popen
-
-    class Watched(real):  # type: ignore[type-arg, misc, valid-type]
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            given.append(kwargs["env"])
-            super().__init__(*args, **kwargs)
-
-    monkeypatch.setattr(subprocess, "Popen", Watched)
-    renderers(ALL)
     assert given
     assert all("AWS_SECRET_ACCESS_KEY" not in env for env in given)
 

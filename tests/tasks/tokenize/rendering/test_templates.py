@@ -31,29 +31,20 @@ def user(content: Any, **more: Any) -> bytes:
     "expression",
     [
         "messages[0].items",
-        "[messages[0].items]",
         "messages[0].items|string",
-        "messages[0]['keys'] ~ ''",
         "'%s' % messages[0].items",
         "'{}'.format(messages[0].items)",
         "messages|attr('copy')",
         "''.join",
-        "''.format",
         "{'a': ''.join}|pprint",
-        "[''.join]|join",
         "messages|map('upper')",
         "'ab'|list|reverse",
         "messages|selectattr('role')|string",
-        "messages|map('items')|list",
         "messages|batch(2)",
-        "messages|slice(2)",
         "messages[0]|items",
         "joiner()",
         "cycler('a')",
-        "cycler('a').next",
         "raise_exception",
-        "strftime_now",
-        "range",
         "joiner",
     ],
 )
@@ -67,7 +58,6 @@ def test_nothing_with_an_address_becomes_text(expression):
     ("template", "told"),
     [
         ("{% if %}", "Expected an expression"),
-        ("{% for i in messages %}", "Unexpected end of template"),
         ("{{ x|nothing }}", "No filter named 'nothing'"),
         ("{{ messages|random }}", "it uses 'random', which gives something else each time"),
         ("{{ lipsum(1)|upper }}", "it uses 'lipsum', which gives something else each time"),
@@ -96,24 +86,17 @@ def test_functions_are_of_use_all_the_same():
     [
         ("{{ messages[0].content[0][0] }}", [["x"]], None),
         (ALL, "\U0001fffe", "it holds U+1FFFE"),
-        (ALL, "\U0001ffff", "it holds U+1FFFF"),
         (ALL, "a\U0010fffeb", "it holds U+10FFFE"),
-        (ALL, {"a": ["\U0010ffff"]}, "it holds U+10FFFF"),
         (ALL, {"\U0010ffff": 1}, "it holds U+10FFFF"),
         (ALL, "\ud800", "half of a surrogate pair"),
         ("{{ messages[0].content[:-1] }}{{ messages[0].content }}", "<s>", "cuts a string of a special token"),
-        ("{{ messages[0].content|reverse }}{{ messages[0].content }}", "<s>", "cuts a string of a special token"),
         ("{{ '\\U0010fffe' }}" + ALL, "x", "makes U+10FFFE of it"),
-        ("{{ '\\U0001ffff' }}" + ALL, "x", "makes U+1FFFF of it"),
         ("{{ 1 / 0 }}", "x", "the chat template says: division by zero"),
         ("{{ messages.__class__.__mro__ }}", "x", "unsafe"),
         ("{{ 'a' * 10000000000 }}", "x", "it repeats 1 items 10000000000 times"),
         ("{{ 9 ** 999999999 }}", "x", "power above 64"),
         ("{% set n = namespace() %}{% set n.__x = 2 ** 1 %}", "x", "underscore"),
-        ("{{ messages.append(1) }}", "x", "unsafe"),
-        ("{{ messages[0].content.nothing.more }}", "x", "the chat template says: "),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "x", "the chat template says: maximum recursion depth"),
-        ("{{ messages[0].content + 1 }}", "x", "the chat template says: "),
         ("{{ 'x' * 65535 }}" + ALL, "x", None),
         ("{{ 'x' * 65536 }}" + ALL, "x", "the chat template makes 65,537 characters of it"),
         ("{{ '' }}", "", "the chat template makes nothing of it"),
@@ -143,19 +126,17 @@ def test_special_strings_stay_text_within_lists_and_escapes(expression, written)
         of(user("a<s>\\U0001fffe" if "ensure" not in expression else "a<s>\\ud83f\\udffe"))
 
 
-@pytest.mark.parametrize("make", [lambda inner: [inner], lambda inner: {"a": inner}])
-def test_a_message_may_not_be_nested_deeply(make):
+def test_a_message_may_not_be_nested_deeply():
     """How deep is the same with every Python. Rendering goes on with the next conversation."""
     of = renderer("{{ messages[0].content|tojson }}")
     deep = "x"
-    for _ in range(MAX_DEPTH):
-        deep = make(deep)
-    assert isinstance(of(user(deep)), RenderedConversation)
-    for more in (1, 20, 600):
-        for _ in range(more):
-            deep = make(deep)
-        with refusal("nested too deep", RefusedError):
-            of(user(deep))
+    for depth in range(MAX_DEPTH + 600):
+        deep = {"a": deep} if depth % 2 else [deep]
+        if depth == MAX_DEPTH - 1:
+            assert isinstance(of(user(deep)), RenderedConversation)
+        elif depth in (MAX_DEPTH, MAX_DEPTH + 599):
+            with refusal("nested too deep", RefusedError):
+                of(user(deep))
     assert isinstance(of(user("x")), RenderedConversation)
 
 
@@ -166,7 +147,6 @@ def test_a_message_may_not_be_nested_deeply(make):
         (MARKED.replace("m.role", "m.content"), "\U0010fffe\U00100000\U00100001\U00100002\U00100003x"),
         ("{{ messages[0].content.encode().decode('unicode_escape') }}" + MARKED, "\\U0010fffe x \\U0010ffff"),
         ("{{ '%c' % messages[0].number }}" + MARKED, "x"),
-        ("{{ '{:c}'.format(messages[0].number) }}" + ALL, "x"),
         ("{{ messages[0].content|replace('u', '\\U0010fffe') }}" + ALL, "u"),
     ],
 )
@@ -180,11 +160,9 @@ def test_marks_are_not_forged(template, content):
     ("change", "content"),
     [
         ("|lower", "<|IM_END|> x"),
-        (".swapcase()", "<|IM_END|> x"),
         ("|replace(' ', '')", "<|im_ end|> x"),
         (".split('</think>')|join", "<|im_</think>end|> x"),
         ("|striptags", "&lt;|im_end|&gt; x"),
-        ("|replace('<image>', '')", "<|im_<image>end|> x"),
     ],
 )
 def test_no_special_token_comes_of_a_changed_content(change, content):
@@ -247,17 +225,12 @@ SHARE = Names("from", "value", {"human": "user", "gpt": "assistant"})
 @pytest.mark.parametrize(
     ("message", "told"),
     [
-        ({"role": "user", "content": ""}, None),
         ({"role": "user", "content": [{"type": "text", "text": "x"}]}, None),
-        ({"role": "assistant", "content": None, "tool_calls": [{}]}, None),
         ({"role": "assistant", "tool_calls": [{}]}, None),
         ({"role": "assistant", "reasoning": "hm"}, None),
         ({"from": "human", "value": "x"}, "message 1 has no 'role' or 'content'; it has 'from', 'value'. Set source.messages"),
-        ({"role": "user", "text": "x"}, "message 1 has no 'content'; it has 'role', 'text'"),
-        ({"role": "user", "content": None}, "message 1 has no 'content'"),
         ({"role": "assistant", "tool_calls": None}, "message 1 has no 'content'"),
         ({"role": "", "content": "x"}, "message 1 has no 'role'"),
-        ({"role": 1, "content": "x"}, "message 1 has no 'role'"),
         ({}, "message 1 has no 'role' or 'content'; it has nothing"),
     ],
 )
@@ -284,23 +257,16 @@ def test_other_names_are_those_of_templates():
 @pytest.mark.parametrize(
     "case",
     [
-        ("hello", "a hello b"),
         (" hello\n", "ahellob"),
         ("", "x"),
-        (" \n", "x"),
         ('say "x"\n', json.dumps('say "x"\n')),
-        ("é\n", json.dumps("é\n")),
         ("a < b & c", "a &lt; b &amp; c"),
         ("Hello", "HELLO"),
         ("one\n  two", "one two"),
         ("<think>\nhm\n</think>\n\nan answer", "<s>an answer</s>"),
         ([{"type": "text", "text": "one"}, {"type": "image"}, "two"], "one two"),
-        ([{"type": "image"}], "x"),
-        ({"a": 1}, "x"),
         (None, "x"),
-        (5, "x"),
         ("hello", "hell", 1),
-        ("hello world", "hello", 1),
         ("<think>hm</think>", "<s></s>", 1),
         ("<think>hm</think>an answer", "hm", 1),
         ([{"type": "text", "text": "one"}, {"type": "text", "text": "two"}], "one", 1),
@@ -322,7 +288,6 @@ def test_messages_are_looked_for_in_any_order():
 @pytest.mark.parametrize(
     ("texts", "rendered"),
     [
-        (("yes", "yes"), "|yes|"),
         (("yes it is", "it"), "|yes it is|"),
         (("it", "yes it is", "it"), "|it|yes it is|"),
         (("<think>no</think>yes", "yes"), "|yes|"),

@@ -97,13 +97,8 @@ conversations = st.lists(
     min_size=1,
     max_size=8,
 )
-alternating = st.builds(
-    lambda system, all_texts: [
-        *([{"role": "system", "content": "s"}] if system else []),
-        *({"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(all_texts)),
-    ],
-    st.booleans(),
-    st.lists(texts, min_size=1, max_size=8),
+alternating = st.lists(texts, min_size=1, max_size=8).map(
+    lambda those: [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(those)]
 )
 
 
@@ -177,13 +172,10 @@ WEIGHTED = [
 TURNS = [
     *((template, WEIGHTED, ["5<|im_end|>", "6<|im_end|>"]) for template in (QWEN3, MARKED)),
     *((template, WEIGHTED[:2], []) for template in (QWEN3, MARKED)),
-    (PHI3, [{"role": "assistant", "content": "4"}], ["4<|end|>"]),
     (PHI3, [{"role": "assistant", "content": "4 "}, {"role": "user", "content": "so"}], ["4 <|end|>"]),
-    (QWEN3, [{"role": "assistant", "content": "4"}], ["4<|im_end|>"]),
     (QWEN3, [{"role": "assistant", "content": " 4"}, {"role": "user", "content": "so"}, {"role": "assistant", "content": "5"}],
      [" 4<|im_end|>", "5<|im_end|>"]),
     (QWEN3, [{"role": "assistant", "content": "4", "reasoning_content": "hm"}], ["<think>\nhm\n</think>\n\n4<|im_end|>"]),
-    (QWEN3, [{"role": "assistant", "content": "<b></b>"}, {"role": "user", "content": "so"}], ["<b></b><|im_end|>"]),
     (OPENED, [{"role": "assistant", "content": "4"}], ["4<|im_end|>"]),
     (ALONE, [{"role": "assistant", "content": "4"}, {"role": "user", "content": "so"}], ["4<|im_end|>"]),
     (HARMONY, [{"role": "assistant", "content": "4"}, {"role": "user", "content": "so"}, {"role": "assistant", "content": ""}],
