@@ -84,7 +84,7 @@ def test_a_tokenizer_json_is_tried_on_its_tokens_and_the_strings_of_its_options(
 def test_ranks_are_tried_on_their_tokens_from_all_over():
     ranks = {bytes([value]): value for value in range(256)} | {str(i).encode(): i for i in range(256, 10_000)}
     texts = list(texts_of_ranks(Ranks("name", ranks, {"<|end|>": 10_000})))
-    assert {"<|end|>", "a<|end|>b"} <= {part for text in texts for part in (text, *text.split())}
+    assert "<|end|>" in texts
     assert sum(text.isdecimal() and int(text) > 9_000 for text in texts) > 50
 
 

@@ -129,7 +129,6 @@ def test_options_that_do_not_exist_yet_are_not_known():
         decoder = known.tokenizer.get_added_tokens_decoder
         return TokenizerJson("name", "digest", known.definition, SimpleNamespace(**parts, get_added_tokens_decoder=decoder))
 
-    assert fast_definition(later("pre_tokenizer", bytes_(regex=True)))
     with refusal("its model has the option twist", NotKnownError):
         fast_definition(dataclasses.replace(loaded(changed()), definition=changed(model={"twist": False})))
     with refusal(r"its pre-tokenizer is ByteLevel.*twist=True", NotKnownError):

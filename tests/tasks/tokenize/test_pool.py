@@ -134,8 +134,6 @@ def test_without_a_pool_the_thread_itself_does_the_work():
         assert list(results) == [here]
     with tokenize_pool(1), map_in_order(iter([1]), name, large) as results:
         assert list(results) == ["pool_0"]
-    with map_in_order(iter([1]), name, large) as results:
-        assert list(results) == [here]
 
 
 def test_a_pool_ends_with_its_block():

@@ -244,8 +244,7 @@ def test_other_names_are_those_of_templates():
     """Roles that are not named stay, as do other keys. A key that templates know gives way."""
     assert SHARE.fault_of([{"from": "human", "value": "x"}]) is None
     assert SHARE.applied({"from": "human", "value": "x", "weight": 1}) == {"role": "user", "content": "x", "weight": 1}
-    assert SHARE.applied({"from": "tool", "value": "x"})["role"] == "tool"
-    assert SHARE.applied({"from": "gpt", "tool_calls": [1]}) == {"role": "assistant", "tool_calls": [1]}
+    assert SHARE.applied({"from": "tool", "tool_calls": [1]}) == {"role": "tool", "tool_calls": [1]}
     both = {"from": "gpt", "value": "x", "role": "?", "content": "y"}
     assert SHARE.applied(both) == {"role": "assistant", "content": "x"}  # what the configuration names
     assert SHARE.applied({"from": "gpt", "content": "y", "tool_calls": [1]})["content"] == "y"
