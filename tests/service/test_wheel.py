@@ -93,4 +93,3 @@ def test_the_installed_service_builds_without_a_checkout(run, tmp_path):
     assert run("flat-tokens", "verify", tmp_path / "out", "--full").startswith("right (full)")
     assert run("flat-tokens-service", "--version") == run("flat-tokens", "--version") == "flat-tokens 0.1.0\n"
     assert "usage: flat-tokens-serve" in run("flat-tokens-serve", "--help")
-    assert "usage: flat-tokens-service" in run("flat-tokens-service", "build", "--help")

@@ -4,12 +4,11 @@ those of stored shards, what is not finished can be taken from, and whoever wait
 """
 
 import contextlib
-import itertools
 import os
 import random
 import threading
-import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,17 +21,18 @@ import flat_tokens.stores.local
 import tasks.assemble.write
 import tasks.parts.documents
 import tasks.parts.stored
-from flat_tokens.arrays.layouts import LAYOUTS, Layout, LayoutName, group_metadata
+from flat_tokens.arrays.layouts import LAYOUTS, Layout, LayoutName
 from flat_tokens.arrays.opening import open_array
 from flat_tokens.batch import LOSS_MASK, TOKENS, TokenBatch
 from flat_tokens.checker import check_split
-from flat_tokens.manifest import SPLITS, split_attributes
+from flat_tokens.manifest import SPLITS
 from flat_tokens.reader import open_split
 from flat_tokens.stores.store import Store
-from flat_tokens.writer import ArrayWriter, FlatTokensWriter, put_metadata
-from tasks.assemble.assembler import Assembler, VersionSink
+from flat_tokens.writer import ArrayWriter, FlatTokensWriter
+from tasks.assemble.assembler import AssembledArrays, Assembler, VersionSink
 from tasks.assemble.duplicates import DuplicateFilter
 from tasks.assemble.write import Span, SpanLayout, WrittenSpan, count_part, write_span
+from tasks.finalize.seal import _split_metadata, split_totals
 from tasks.models import Split, TokenShard
 from tasks.output.leases import Workspace, attempt
 from tasks.output.paths import CACHE, UNFINISHED, shard_key
@@ -55,6 +55,7 @@ from tasks.rows import DIGEST, KEY, ROW, as_rows, changed
 from tasks.shards.stream import TASK, BrokenStreamError
 from tests.examples import examples
 from tests.made import small
+from tests.processes import until
 from tests.refusal import refusal
 from tests.tasks.test_config import config, token_shard
 
@@ -142,30 +143,18 @@ def target_of(place: Workspace, rule: SplitRule, layout: LayoutName = "mmap", na
     return Target(workspace=place, name=name, layout=layout, rule=rule, token_arrays=(TOKENS, LOSS_MASK)[: 1 + masked])
 
 
-def end_of(spans: list[Span], split: Split, of_tokens: bool) -> int:
-    return max((span.stop for span in spans if span.split == split and span.of_tokens == of_tokens), default=0)
-
-
-def finish(spans: list[Span], layout: LayoutName, place: Workspace) -> None:
+def finish(assembled: AssembledArrays, target: Target) -> None:
     """The metadata, so that the arrays can be read."""
-    spec, store = LAYOUTS[layout], place.root / "versions" / "v"
-    for split in SPLITS:
-        tokens, seqs = end_of(spans, split, True), end_of(spans, split, False)
-        put_metadata(store, f"{split}/encoded_tokens", spec.encoded_tokens.metadata(tokens))
-        put_metadata(store, f"{split}/seq_starts", spec.seq_starts.metadata(seqs + 1))
-        for name in ("key", "file", "row"):
-            put_metadata(store, f"documents/{split}/{name}", document_spec(spec).metadata(seqs))
-        masks = [LOSS_MASK] if store.exists(f"{split}/{LOSS_MASK}") else []
-        for name in masks:
-            put_metadata(store, f"{split}/{name}", spec.token_array(name).metadata(tokens))
-        put_metadata(store, split, group_metadata(spec.zarr_format, split_attributes(2**31 - 1, masks)))
+    for split, totals in split_totals(assembled, SPLITS).items():
+        _split_metadata(target, split, totals)
 
 
-def check_arrays(rows: dict[Split, list[Row]], layout: LayoutName, place: Workspace) -> None:
+def check_arrays(rows: dict[Split, list[Row]], place: Workspace) -> None:
     store = place.root / "versions" / "v"
     for split in SPLITS:
         here = open_split(store / split)
         assert list(check_split(here)) == []
+        assert here.max_token_id == max((max(row.tokens, default=0) for row in rows[split]), default=0)
         assert [here.sequence(i).tolist() for i in range(here.seq_count)] == [row.tokens for row in rows[split]]
         for name in ("key", "file", "row"):
             column = open_array(store / f"documents/{split}/{name}", "uint64")
@@ -225,11 +214,8 @@ def test_spans_put_together_are_exactly_the_chosen_documents_in_order(place, sha
 
     store = place.root / "versions" / "v"
     assert sorted(one for part in written for one in part.objects) == sorted(store.digest(key) for key, _ in store.listing())
-    for split in SPLITS:
-        largest = [part.max_token_id for span, part in zip(spans, written, strict=True) if span.split == split]
-        assert max(largest) == max(itertools.chain.from_iterable(row.tokens for row in rows[split]), default=0)
-    finish(spans, layout, place)
-    check_arrays(rows, layout, place)
+    finish(AssembledArrays(spans, written, [], {}), target)
+    check_arrays(rows, place)
 
 
 def even(count: int, length: int) -> Shard:
@@ -401,7 +387,7 @@ def build(
         if stop is not None:
             raise KeyboardInterrupt
         assembler.end()
-        finish(assembler.finish().spans, target.layout, target.workspace)
+        finish(assembler.finish(), target)
     return found
 
 
@@ -454,7 +440,7 @@ def test_what_is_not_finished_can_be_taken_from_and_the_arrays_are_those_of_stor
             check_unfinished(place.root, shard)
             check_documents(shards[number], shard, place)
         found = build(shards, target_of(place, other, layout, masked=masked), known, streamed, None, backlog)
-        check_arrays(model(shards, other), layout, place)
+        check_arrays(model(shards, other), place)
         for number, shard in found.items():  # in objects that are whole
             check_unfinished(place.root, shard)
             check_documents(shards[number], shard, place)
@@ -464,30 +450,24 @@ def test_what_is_not_finished_can_be_taken_from_and_the_arrays_are_those_of_stor
             assert not Path(place.root.path(UNFINISHED)).exists()
 
 
-@pytest.fixture
-def unfinished(tmp_path: Path) -> Iterator[tuple[Workspace, TokenShard, Path]]:
-    """A streamed shard of twelve tokens in train, whose attempt has ended, and the file that has the last four of them."""
+def test_objects_and_entries_that_do_not_fit_the_receipt_are_found(tmp_path):
+    """A streamed shard of twelve tokens in train, whose attempt has ended; a file has the last four of them."""
     with an_attempt(tmp_path / "out") as place:
-        known = build([even(4, 3)], target_of(place, ALL_TRAIN), {}, {0}, 1)
-        name = place.attempt
+        shard = build([even(4, 3)], target_of(place, ALL_TRAIN), {}, {0}, 1)[0]
+        path = Path(place.root.path(UNFINISHED)) / place.attempt / "train-1"
     with an_attempt(tmp_path / "out") as place:
-        yield place, known[0], Path(place.root.path(UNFINISHED)) / name / "train-1"
-
-
-def test_objects_and_entries_that_do_not_fit_the_receipt_are_found(unfinished):
-    place, shard, path = unfinished
-    for happens, words in (
-        (lambda: os.truncate(path, 12), "object 1 of train of the unfinished version v ends before token 4"),
-        (lambda: os.truncate(path, 0), "empty file"),
-        (path.unlink, "object 1 of train of the unfinished version v is gone"),
-        (lambda: os.mkfifo(path), "is not a plain file"),
-    ):
-        happens()
-        with refusal(words):
-            check_unfinished(place.root, shard)
-    os.truncate(place.root.path(f"{shard_key(shard.key)}/{ENTRIES}"), 99)
-    with refusal("has 99 bytes, which are not those of 4 documents"):
-        open_shard(place.root, shard)
+        for happens, words in (
+            (lambda: os.truncate(path, 12), "object 1 of train of the unfinished version v ends before token 4"),
+            (lambda: os.truncate(path, 0), "empty file"),
+            (path.unlink, "object 1 of train of the unfinished version v is gone"),
+            (lambda: os.mkfifo(path), "is not a plain file"),
+        ):
+            happens()
+            with refusal(words):
+                check_unfinished(place.root, shard)
+        os.truncate(place.root.path(f"{shard_key(shard.key)}/{ENTRIES}"), 99)
+        with refusal("has 99 bytes, which are not those of 4 documents"):
+            open_shard(place.root, shard)
 
 
 def test_tails_that_do_not_fit_the_receipt_are_found(on_disk):
@@ -499,21 +479,31 @@ def test_tails_that_do_not_fit_the_receipt_are_found(on_disk):
             check_unfinished(on_disk.root, shard)
 
 
-def test_a_slice_waits_for_those_before_it(on_disk):
-    got = []
+def in_background(call: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    """The result of a thread that nobody waits for at the end."""
+    future = Future[Any]()
 
-    def wait(sink: VersionSink) -> None:
+    def run() -> None:
+        try:
+            future.set_result(call(*arguments))
+        except BaseException as error:  # it is what the test is about
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def test_a_slice_waits_for_those_before_it(on_disk):
+    def wait(sink: VersionSink) -> bool:
         with sink.stream(key_of(1)) as into:
-            got.append(into is not None)
+            return into is not None
 
     with opened_sink(target_of(on_disk, HALF)) as (assembler, sink):
-        waiting = threading.Thread(target=wait, args=(sink,))
-        waiting.start()
-        waiting.join(0.05)
-        assert got == []
+        waiting = in_background(wait, sink)
+        with pytest.raises(TimeoutError):
+            waiting.result(0.05)
         assembler.add(store_shard(even(1, 3), 0, on_disk))
-        waiting.join(60)
-        assert got == [True]
+        assert waiting.result(60)
 
 
 @pytest.mark.parametrize("task", [None, object()])
@@ -561,8 +551,8 @@ def test_a_slice_that_fails_takes_none_before_it_along(on_disk):
                 assert into is None
             assembler.add(store_shard(shards[number], number, on_disk))
         assembler.end()
-        finish(assembler.finish().spans, "mmap", on_disk)
-    check_arrays(model(shards, ALL_TRAIN), "mmap", on_disk)
+        finish(assembler.finish(), target)
+    check_arrays(model(shards, ALL_TRAIN), on_disk)
 
 
 def test_a_slice_that_fails_is_no_copy_of_itself(on_disk):
@@ -584,23 +574,6 @@ def test_a_slice_that_fails_is_no_copy_of_itself(on_disk):
     assert duplicates.seen.add(digests, numbers).copies.tolist() == [0, 1]
     assert [some.copies.tolist() for some in duplicates.streamed[0]] == [[2]]
     assert list(duplicates.streamed) == [0]
-
-
-def within(seconds: float, call: Callable[[], Any]) -> list[BaseException]:
-    """The errors that *call* raises, in a thread of its own that ends within so many seconds."""
-    raised = []
-
-    def run() -> None:
-        try:
-            call()
-        except BaseException as error:  # it is what the test is about
-            raised.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    assert not thread.is_alive(), "somebody waits for ever"
-    return raised
 
 
 class Disk:
@@ -636,13 +609,11 @@ def test_a_slice_has_ended_when_its_tokens_and_their_name_are_on_the_disk(on_dis
     target, disk = target_of(on_disk, ALL_TRAIN), Disk(monkeypatch)
     path = Path(on_disk.root.path(UNFINISHED)) / on_disk.attempt / "train-0"
     with opened_sink(target) as (_, sink):
-        slice_ = threading.Thread(target=stream_two, args=(sink, key_of(0)), daemon=True)
-        slice_.start()
-        slice_.join(0.2)
-        assert slice_.is_alive()
+        slice_ = in_background(stream_two, sink, key_of(0))
+        with pytest.raises(TimeoutError):
+            slice_.result(0.2)
         disk.ready.set()
-        slice_.join(60)
-        assert not slice_.is_alive()
+        slice_.result(60)
         done = list(disk.done)
     assert [kind for kind, name in done if name == str(path)][-2:] == ["write", "sync"]
     assert ("sync", str(path.parent)) in done
@@ -658,29 +629,24 @@ def test_a_slice_that_waits_for_room_is_woken_when_the_writer_fails(on_disk, mon
 
     monkeypatch.setattr(tasks.assemble.write, "write_tokens", write)
     with opened_sink(target) as (assembler, sink):
-        raised = []
-        slice_ = threading.Thread(target=lambda: raised.extend(within(30, lambda: stream(even(40, 30), 0, sink, target))))
-        slice_.start()
-        writer, end = assembler._writers["train"], time.monotonic() + 60
-        while writer._waiting < tasks.assemble.write.ARRAYS_WAITING:
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        slice_.join(0.1)
+        slice_ = in_background(stream, even(40, 30), 0, sink, target)
+        until(lambda: assembler._writers["train"]._waiting == tasks.assemble.write.ARRAYS_WAITING)
+        with pytest.raises(TimeoutError):
+            slice_.result(0.1)
         fails.set()
-        slice_.join(60)
-    assert [type(error) for error in raised] == [BrokenStreamError]
+        with pytest.raises(BrokenStreamError):
+            slice_.result(60)
 
 
 def test_a_slice_whose_span_is_given_up_has_not_ended(on_disk, monkeypatch):
     """Its tokens arrived while the disk was busy with those before them, and were never written."""
     target, disk = target_of(on_disk, ALL_TRAIN), Disk(monkeypatch)
     with opened_sink(target) as (assembler, sink):
-        first = threading.Thread(target=within, args=(60, lambda: stream_two(sink, key_of(0))))
-        first.start()
+        first = in_background(stream_two, sink, key_of(0))
         with sink.stream(key_of(1)) as second:
             second.append(TokenBatch.from_sequences([[1, 2]]), ONE_ROW)
             assembler._writers["train"].break_off()
             disk.ready.set()
             with pytest.raises(BrokenStreamError):
                 second.end()
-        first.join(60)
+        first.exception(60)

@@ -24,7 +24,7 @@ from tasks.models import FoundFile, Slice
 from tasks.output.leases import Workspace
 from tests.calls import before_each_call
 from tests.refusal import refusal
-from tests.slices import at_hand, range_of_slice
+from tests.slices import at_hand
 from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401  a fixture
 
 SLICE_BYTES = 250
@@ -76,19 +76,6 @@ def write_file(tmp_path: Path, text: str = "document") -> tuple[FoundFile, tuple
     pq.write_table(pa.table({"text": [f"{text} {i}" for i in range(40)], "id": list(range(40))}), path, row_group_size=10)
     found = FoundFile(source=0, name=path.name, uri=str(path), size=path.stat().st_size, immutable=f"ETag:{text}")
     return found, (Source(path=str(path.parent)),)
-
-
-def test_a_file_that_was_cut_once_is_known_without_being_fetched(tmp_path, place, fetched):
-    found, sources = write_file(tmp_path)
-    cut = cut_file(found, sources, place)
-    assert [(one.start, one.stop) for one in cut.cuts] == [(0, 1), (1, 2), (2, 3), (3, 4)]
-    assert sliced(cut) == [range_of_slice(cut.file, i, i + 1, cut.cuts[i].text_bytes) for i in range(4)]
-
-    (known,) = recorded([found], sources, place).values()
-    assert known.cuts == cut.cuts
-    assert known.file == cut.file._replace(location="", stamp=(), found=found)
-    assert [at_hand(part, sources, place) for part in sliced(cut)] == sliced(cut)  # it is here, and read in place
-    assert fetched == ["a.parquet"]
 
 
 def test_a_file_that_is_another_one_than_its_record_says_is_refused_and_the_next_build_looks_again(tmp_path, place):

@@ -7,8 +7,6 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -154,8 +152,7 @@ def test_where_a_version_came_from_is_remembered_and_when_it_was_first_there(roo
     (version,) = versions_of(build, 1)
     origin = read_origin(root, version)
     assert origin.config["sources"][0]["path"] == str(tmp_path / "in/a.jsonl")
-    files = read_origin_files(root, version)
-    assert [file.name for file in files.files] == [file.name for file in files.found] == ["a.jsonl", "b.jsonl"]
+    assert [file.name for file in read_origin_files(root, version).found] == ["a.jsonl", "b.jsonl"]
     early = origin.model_copy(update={"at": origin.at.replace(year=2020)})
     root.put(f"origins/{version}.json", early.model_dump_json().encode())
     versions_of(build, 1)
@@ -424,16 +421,6 @@ def test_a_version_that_was_changed_is_not_approved(at):
     with refusal("is not what the gates looked at"):
         approve(at.root, None, "yes")
     assert read_pointer(at.root).version == at.latest
-
-
-def test_of_decisions_at_once_one_counts(at):
-    def decide(one: Callable[..., Any]) -> None:
-        with suppress(ValueError):
-            one(at.root, None, "why")
-
-    in_threads(decide, [approve, reject])
-    (decision,) = (one.decision.what for one in read_pointer(at.root).decisions)
-    assert read_pointer(at.root).version == (at.waits if decision == "approved" else at.latest)
 
 
 @IN_A_STORE
