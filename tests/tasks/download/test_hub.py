@@ -21,7 +21,7 @@ from tasks.models import PinnedSource
 from tasks.tokenize.tokenizers import load_tokenizer
 from tests.refusal import refusal
 from tests.sources import parquet_bytes, tar_bytes
-from tests.stand_in_hub import StandInHub, environment, stand_in_hub_fixture  # noqa: F401
+from tests.stand_in_hub import StandInHub, stand_in_hub_fixture  # noqa: F401
 from tests.tasks.tokenize.test_tokenizers import DEMO
 
 TWO_CONFIGURATIONS = """---
