@@ -54,10 +54,9 @@ def put(path: Path, texts: Sequence[str]) -> Path:
 def settings(tmp_path: Path, output: str = "out", action: str = "drop", **more: Any) -> dict[str, Any]:
     """A build of what is in ``in``, compared with ``exam`` and ``law``."""
     for name, questions in (("exam", EXAM), ("law", LAW)):
-        if not (tmp_path / f"{name}.jsonl").exists():
-            put(tmp_path / f"{name}.jsonl", questions)
+        put(tmp_path / f"{name}.jsonl", questions)
     against = [str(tmp_path / "exam.jsonl"), {"path": str(tmp_path / "law.jsonl"), "text_column": "text"}]
-    step = {"use": "decontaminate", "against": against, "action": action, **more.pop("step", {})}
+    step = {"use": "decontaminate", "against": against, "action": action}
     source = {"path": str(tmp_path / "in"), "id_column": "id"}
     common = {"tokenizer": "bytes", "validation_fraction": 0.3, "slice_bytes": 600, "verify_level": "full"}
     return {"output": str(tmp_path / output), "source": source, "documents": {"steps": [step]}, **common, **more}

@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -13,9 +14,8 @@ import flat_tokens.steps
 from flat_tokens.arrays.layouts import LAYOUTS
 from flat_tokens.steps import Outcome
 from flat_tokens.stores.store import Store
-from tasks.assemble.assembler import Assembler
 from tasks.models import Slice
-from tasks.text.documents import TextBatch, read_documents
+from tests.calls import before_each_call
 from tests.examples import first_fast
 from tests.faults.support import derive_here
 from tests.flows.through_json import built
@@ -149,16 +149,9 @@ def test_a_version_is_what_the_rows_say_however_it_is_built_and_whatever_was_the
     last = files[-1]
     files[-1] = [*last[:3], *some_rows("new", 3), {**last[4], "url": "https://moved.example"}, *last[5:]]
     write_rows(paths[-1], files[-1])
-    add, parts = Assembler.add, []
-
-    def die(assembler: Assembler, part: Any) -> None:
-        parts.append(part)
-        if len(parts) == 4:
-            raise KeyboardInterrupt
-        add(assembler, part)
-
+    dies = Mock(side_effect=[None, None, None, KeyboardInterrupt])
     with monkeypatch.context() as patch:
-        patch.setattr(Assembler, "add", die)
+        before_each_call(patch, "tasks.assemble.assembler.Assembler.add", dies)
         with pytest.raises(KeyboardInterrupt):
             built({**settings, "output": output})
     result = built({**settings, "output": output}, 2)
@@ -204,11 +197,10 @@ def test_of_small_files_those_that_changed_are_read_again(tmp_path, monkeypatch,
     """The others are taken from the version before, unless it is damaged. The version is that of a build from nothing."""
     (ending, *features), read = case.split(), []
 
-    def noted(part: Slice, *arguments: Any, **more: Any) -> Iterator[TextBatch]:
+    def note(part: Slice, *_: Any) -> None:
         read.extend(one.file.name for one in part.ranges)
-        return read_documents(part, *arguments, **more)
 
-    monkeypatch.setattr("tasks.shards.write.read_documents", noted)
+    before_each_call(monkeypatch, "tasks.shards.write.read_documents", note)
     paths = [write_rows(tmp_path / f"in/{k}.{ending}", some_rows(f"f{k}", 8)) for k in range(9)]
     settings, _ = given(tuple(features), [tmp_path / "in"], slice_bytes=1 << 20)
     built({**settings, "output": str(tmp_path / "one")})

@@ -1,7 +1,6 @@
 """Columns of the sources that are kept beside the tokens: in every format and layout, in expressions, through refreshes."""
 
 import shutil
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import partial
@@ -49,11 +48,11 @@ def kept(path: Path) -> dict[str, Rows]:
     return {split: [{"row": one.row, **one.columns} for one in docs] for split, docs in held(path).items()}
 
 
-def of_source(rows: Rows, found: dict[str, Rows], names: Sequence[str] = NAMES, text: bool = False) -> dict[str, Rows]:
+def of_source(rows: Rows, found: dict[str, Rows], text: bool = False) -> dict[str, Rows]:
     """The columns that the documents of each split have in the source."""
 
     def columns(row: int) -> dict[str, Any]:
-        return {name: as_text(rows[row][name]) if text else rows[row][name] for name in names}
+        return {name: as_text(rows[row][name]) if text else rows[row][name] for name in NAMES}
 
     return {split: [{"row": one["row"], **columns(one["row"])} for one in found[split]] for split in SPLITS}
 
@@ -219,12 +218,14 @@ def test_inspect_and_trace_show_columns(tmp_path, tool):
 
 def test_a_merge_has_the_columns_of_all(tmp_path):
     """One that an input does not keep is null there; kinds have to go together."""
-    numbers = [{"id": "1", "text": "a", "n": 1}, {"id": "2", "text": "b", "n": 2}]
-    a = write_rows(tmp_path / "in/a.jsonl", numbers)
-    b = write_rows(tmp_path / "in/b.jsonl", [{"id": "3", "text": "c", "n": 2.5, "url": "x"}])
-    c = write_rows(tmp_path / "in/c.jsonl", [{"id": "4", "text": "d", "n": "one"}])
-    for source, keep in ((a, ["n"]), (b, ["url", "n"]), (c, ["n"])):
-        build_here(settings(tmp_path / source.stem, source, keep=keep, validation_fraction=0))
+    inputs = {
+        "a": [{"id": "1", "text": "a", "n": 1}, {"id": "2", "text": "b", "n": 2}],
+        "b": [{"id": "3", "text": "c", "url": "x", "n": 2.5}],
+        "c": [{"id": "4", "text": "d", "n": "one"}],
+    }
+    for name, rows in inputs.items():
+        source = write_rows(tmp_path / f"in/{name}.jsonl", rows)
+        build_here(settings(tmp_path / name, source, keep=[*rows[0]][2:], validation_fraction=0))
     merged = derive_here("merge", tmp_path / "a", tmp_path / "b", output=tmp_path / "both").path
     assert flat_tokens.open(merged).manifest["columns"] == {"n": "float64", "url": "text"}
     assert [(one["n"], one["url"]) for one in kept(merged)["train"]] == [(1.0, None), (2.0, None), (2.5, "x")]
