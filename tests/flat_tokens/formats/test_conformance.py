@@ -392,7 +392,6 @@ ROWS = {
                     (npy_of("<u2", (4,)), "tokens of uint16, but jaxformer"),
                     (b"\x93NUMPY\x01\x00\xff\xff" + b"(" * 4000, "its header is"),
                     (b"\x93NUMPY\x09\x00\x00\x00\x00\x00", "is not a .npy file"),
-                    (b"\x93NUMPY", "is not a .npy file"),
                     (b"", "is not a .npy file"),
                 ]
             ),
@@ -422,7 +421,6 @@ ROWS = {
                     (integers("i", 20240520, 1, 0), "has 12 bytes, but its header says 1024"),
                     (llmc(bytes(4), 20240801, 1, 1), "begins with 20240801, 1, 1, but .* 20240801, 7 "),
                     (llmc(bytes(4), 20240801, 7, 1), r"has tokens of uint32, but llm\.c has uint16"),
-                    (b"", "begins with 0, 0, 0"),
                 ]
             ),
         ],
@@ -441,7 +439,7 @@ ROWS = {
     ),
     "datatrove": Row(
         Datatrove(),
-        [(Datatrove(end_of_text=7, tokens_per_file=9), LARGEST), (Datatrove(end_of_text=65_535), 65_534)],
+        [(Datatrove(end_of_text=7, tokens_per_file=9), LARGEST)],
         [
             (
                 Datatrove(END, tokenizer="gpt2"),
@@ -476,7 +474,7 @@ ROWS = {
     ),
     "olmo-core": Row(
         Olmo(),
-        [(Olmo(end_of_text=7, tokens_per_file=9), LARGEST), (Olmo(end_of_text=65_535), 65_534)],
+        [(Olmo(end_of_text=7, tokens_per_file=9), LARGEST)],
         [
             (
                 Olmo(END),
@@ -580,13 +578,14 @@ ROWS = {
                 r"has 2 sequences, and samples of 4 tokens keep no bounds between them\. Set end_of_text",
             ),
             ([[1], [2]], {"length": 9, "end_of_text": 0, "drop_last": True}, "no split has as many as 9 tokens"),
-            ([[1], [2]], {"length": 9, "end_of_text": 2}, r"is end_of_text \(2\) inside a sequence"),
         ],
         too_long=r"sequence 0 takes \d+ bytes, but shards end at 4294967295",
         again=[
             ([[1, 2, 3]], Mds(length=2), Mds(), [[1, 2], [3]]),
-            (PACKED, Mds(length=4, end_of_text=0), Mds(), [[1, 2, 3, 0], [0, 4, 5, 0], [6, 0]]),
-            (PACKED, Mds(length=4, end_of_text=0, drop_last=True), Mds(), [[1, 2, 3, 0], [0, 4, 5, 0]]),
+            *(
+                (PACKED, Mds(length=4, end_of_text=0, drop_last=n == 2), Mds(), [[1, 2, 3, 0], [0, 4, 5, 0], [6, 0]][:n])
+                for n in (3, 2)
+            ),
         ],
         wrong=[
             {"length": 0},
@@ -748,15 +747,13 @@ def test_a_round_trip_gives_the_same_sequences(name, options, largest, data):
 @pytest.mark.parametrize(("name", "options", "largest"), each("exports"))
 def test_what_was_written_is_listed_and_written_again_it_is_the_same(tmp_path, monkeypatch, name, options, largest):
     """Also in pieces, in which it is read, too."""
-    sequences = [[1, 2], [], [3, 4, 5], [largest], list(range(40)), *[[i] for i in range(9)], []]
-    splits = splits_of(sequences, [[7]])
+    splits = splits_of([[1, 2], [], [3, 4, 5], [largest], list(range(40)), *[[i] for i in range(9)], []], [[7]])
     objects = export(name, splits, tmp_path / "a", options)
     in_pieces(monkeypatch)
     assert export(name, splits, tmp_path / "b", options) == objects
     for root in ("a", "b"):
         assert {key for key, _ in Store.at(tmp_path / root).listing()} == {item.key for item in objects}
         assert [Store.at(tmp_path / root).now(item) for item in objects] == objects
-    assert sequences_in(open_any(tmp_path / "b", name, options).splits["train"]) == sequences
 
 
 def content(path: Path) -> Any:
@@ -890,7 +887,7 @@ def test_a_directory_without_a_file_of_the_format_is_refused(tmp_path, name):
 @pytest.mark.parametrize(
     ("name", "text", "known"),
     [
-        *(("mds", text, False) for text in ("[]", "no JSON", '{"shards": [{"format": "csv"}], "version": 2}')),
+        *(("mds", text, False) for text in ("no JSON", '{"shards": [{"format": "csv"}], "version": 2}')),
         ("mds", '{"version": 2, "shards": []}', True),
         ("mds", '{"shards":[{"format":"mds"}]}', True),
         *(("litdata", text, False) for text in ('{"chunks": []}', '{"chunks": [], "config": {"data_format": ["int"]}}')),
@@ -900,8 +897,6 @@ def test_a_directory_without_a_file_of_the_format_is_refused(tmp_path, name):
 def test_an_index_is_recognised_by_its_content(tmp_path, name, text, known):
     (tmp_path / "index.json").write_text(text)
     assert FORMATS[name].recognise(Files.at(tmp_path)) is known
-    if known and "[]" in text:
-        assert sequences_in(open_any(tmp_path).splits["train"]) == []
 
 
 @pytest.mark.parametrize(("name", "sequences", "options", "complaint"), each("refused"))
@@ -962,7 +957,7 @@ def test_a_dataset_without_documents_comes_back(name, tmp_path, tool):
     """The record of the export says that there is nothing, and in which format. So does it where one split is asked for."""
     flat_tokens.write_dataset(tmp_path / "made", [])
     for splits in (SPLITS, ("train",)):
-        out, back = tmp_path / f"out {len(splits)}", tmp_path / f"back {len(splits)}"
+        out = tmp_path / f"{len(splits)}"
         write(export_of(tmp_path / "made", name, {}, splits), str(out))
         opened = open_any(out)
         assert opened.format == name
@@ -970,7 +965,7 @@ def test_a_dataset_without_documents_comes_back(name, tmp_path, tool):
             splits, (0, 0)
         )
         for format in (None, name):
-            dataset = import_dataset(out, back / str(format), format)
+            dataset = import_dataset(out, tmp_path / f"{len(splits)} {format}", format)
             assert (dataset.train.seq_count, dataset.validation.seq_count) == (0, 0)
             assert dataset.manifest["provenance"]["imported"]["format"] == name
         tool.out("stats", out)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flat_tokens.formats import Files, open_any
-from flat_tokens.formats.contract import bounded_batches, sequence_ranges, split_of
+from flat_tokens.formats.contract import sequence_ranges, split_of
 from flat_tokens.formats.megatron import Megatron
 from flat_tokens.formats.modalities import Modalities
 from flat_tokens.rows.split import ahead
@@ -30,13 +30,6 @@ def test_runs_of_whole_sequences_cover_all_and_are_as_long_as_may_be(sequences, 
         tokens = sum(map(len, sequences[start:stop]))
         assert stop == start + 1 or tokens <= max_tokens
         assert stop == len(sequences) or tokens + len(sequences[stop]) > max_tokens
-
-
-@given(sequences=RAGGED, most=st.integers(1, 15))
-def test_no_batch_is_larger_than_it_may_be(sequences, most):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flat_tokens.formats.contract.BATCH_TOKENS", most)
-        assert all(batch.token_count <= most for batch in bounded_batches(splits_of(sequences)["train"]))
 
 
 @pytest.mark.parametrize(

@@ -12,42 +12,20 @@ import pytest
 import flat_tokens.text.jsonl
 from flat_tokens.text.formats import FORMATS, FileFormat
 from flat_tokens.text.partitions import partitions_of
-from flat_tokens.text.paths import ABSENT, column_at, nearest_path, steps_of, value_at
+from flat_tokens.text.paths import ABSENT, column_at, steps_of, value_at
 from flat_tokens.text.rows import TextFile
 from tests.refusal import refusal
 from tests.sources import arrow_bytes, as_line, documents_of, parquet_bytes
 
 
-@pytest.mark.parametrize(
-    ("line", "value"),
-    [
-        ({"a.b": 1, "a": {"b": 2}}, 1),
-        ({"a": {"b": None}}, None),
-        ({"a": None}, None),
-        ({"a": {"c": 1}}, ABSENT),
-        ({"a": "text"}, ABSENT),
-        ({"a": [{"b": 1}]}, ABSENT),
-    ],
-)
-def test_a_value_is_the_columns_or_else_the_fields(line, value):
-    assert value_at(line, "a.b") is value
-
-
 def test_a_longer_name_comes_first():
     assert value_at({"a": {"b.c": 1}, "a.b": {"c": 2}}, "a.b.c") == 2
     assert value_at({"a": {"b.c": 1}, "a.b": {"d": 2}}, "a.b.c") == 1
+    assert value_at({"a": {"b": {"c": None}}}, "a.b.c") is value_at({"a": None}, "a.b.c") is None
+    assert {value_at({"a": value}, "a.b.c") for value in ("text", {"c": 1}, {"b": 5})} == {ABSENT}
     fields = {"a": pa.struct([("b.c", pa.int64()), ("l", pa.list_(pa.struct([("x", pa.int8())])))]), "n": pa.int64()}
     assert steps_of(fields, "a.b.c") == ["a", "b.c"]
     assert [steps_of(fields, path) for path in ("n", "n.x", "a.l.x", "a.x", ".", "a.")] == [["n"], None, None, None, None, None]
-
-
-def test_a_field_is_null_where_its_struct_is():
-    inner = pa.struct([("b", pa.string())])
-    batch = pa.record_batch({"a": pa.array([{"b": "x"}, None, {"b": None}, {"b": "y"}], inner)})
-    assert column_at(batch, "a.b").to_pylist() == ["x", None, None, "y"]
-    assert column_at(batch.slice(1), "a.b").to_pylist() == [None, None, "y"]
-    assert nearest_path(batch.schema, "b") == "a.b"
-    assert nearest_path(batch.schema, "z") is None
 
 
 AS_BYTES = {"parquet": partial(parquet_bytes, row_group_size=3), "arrow": arrow_bytes}
@@ -96,6 +74,11 @@ def test_a_column_of_the_very_name_comes_first(tmp_path, kind):
     for order in (["doc", "doc.text", "doc.id"], ["doc.text", "doc.id", "doc"]):
         found = read(tmp_path, kind, AS_BYTES[kind](table.select(order)), ("doc.id",))
         assert [one[1:] for one in found] == [("column", "7", 7)] * 4
+
+
+def test_a_field_is_null_where_its_struct_is():
+    batch = pa.record_batch({"a": [{"b": "x"}, None, {"b": None}, {"b": "y"}]})
+    assert [column_at(batch.slice(n), "a.b").to_pylist() for n in (0, 1)] == [["x", None, None, "y"], [None, None, "y"]]
 
 
 def test_errors_name_the_path(tmp_path):

@@ -45,10 +45,8 @@ FRAME = zstandard.compress(TEXT)
     [
         (skippable(0, 15) + skippable(5000, 3) + FRAME + skippable(4) + FRAME, 2),
         (FRAME + skippable(10_000_000) + FRAME + skippable(8), 2),
-        (zstandard.compress(b"") + skippable(1) + zstandard.compress(b""), 0),
-        (skippable(4), 0),
+        (zstandard.compress(b"") + skippable(1), 0),
     ],
-    ids=["several", "a long one between", "empty frames", "nothing else"],
 )
 def test_frames_of_zstd_without_text_are_passed_over(data, times):
     assert compression_of(data[:4096], "a.txt.zst") == ".zst"
@@ -84,7 +82,7 @@ def test_a_file_of_lz4_that_begins_as_one_of_zstd_is_refused():
 
 
 @pytest.mark.parametrize("ending", [*COMPRESSIONS, ".gzip", ".zstd", ".bzip2", *FOREIGN])
-@pytest.mark.parametrize("head", [b"\0\1\2\3" * 9, b"\n\n" + FRAME, b"caf\xe9"], ids=range(3))
+@pytest.mark.parametrize("head", [b"\0\1\2\3" * 9, b"\n\n" + FRAME, b"caf\xe9"])
 def test_a_file_named_as_packed_is_not_taken_for_text(ending, head):
     remedy = f"Unpack it first: {FOREIGN[ending][1]}" if ending in FOREIGN else "Fetch it again, or rename it"
     for name in (f"a.txt{ending}", f"A{ending.upper()}"):
@@ -124,9 +122,8 @@ def test_what_is_not_unpacked_here_is_refused_with_the_remedy(pack, ending):
     """Whatever it is called, and within a packed file, too."""
     head = pack(TEXT)[:4096]
     words = rf"is packed as \{ending}, which is not read here. Unpack it first: {FOREIGN[ending][1]} "
-    for name in ("a.txt", "d/a.jsonl", f"a{ending}"):
-        with refusal(rf"{name} {words}{name.rpartition('/')[2]}"):
-            compression_of(head, name)
+    with refusal(rf"d/a.jsonl {words}a.jsonl"):
+        compression_of(head, "d/a.jsonl")
     for wanted in ("auto", "text"):
         with refusal(words):
             detect_format(head, "a.txt.gz", wanted)  # type: ignore[arg-type]
@@ -148,7 +145,7 @@ def gzip_reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("gzip_reader")
-@pytest.mark.parametrize(("data", "words"), DAMAGED_GZIP.values(), ids=DAMAGED_GZIP)
+@pytest.mark.parametrize(("data", "words"), DAMAGED_GZIP.values())
 def test_damaged_gzip_is_refused_with_its_place(data, words):
     with refusal(rf"^a.gz is damaged at byte \d+ or before: .*{words}"):
         list(unpacked(io.BytesIO(data), ".gz", "a.gz"))

@@ -101,8 +101,6 @@ def test_versions_of_the_same_ids_with_other_texts_are_refused(home, tmp_path, m
 
 def test_what_cannot_be_compared_is_refused(home, tmp_path, monkeypatch):
     demo, plain = home["demo"], home["bytes"]
-    with refusal("two versions or more"):
-        compared(demo)
     with refusal("keeps no column 'domain'; it keeps language, licence"):
         compared(demo, plain, by=["domain"])
     with refusal("has no record of the bytes of its tokens"):
@@ -120,8 +118,3 @@ def test_the_terminal_and_the_page_show_what_json_has(home, tmp_path, tool):
         assert text in shown
         assert text in html
     assert [tag for tag, _ in self_contained(html).elements].count("svg") == 2
-
-
-def test_names_say_which_output_where_tokenizers_are_called_the_same():
-    versions = [{"tokenizer": "tokenizer.json", "path": f"/out/{name}/versions/0"} for name in ("a", "b")]
-    assert tool.names_of({"versions": versions}) == ["tokenizer.json (a)", "tokenizer.json (b)"]

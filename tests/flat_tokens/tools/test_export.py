@@ -182,22 +182,10 @@ def test_an_export_is_written_by_one_process_at_a_time(dataset, tmp_path):
     assert not write(request, out).was_done
 
 
-def test_what_is_asked_for_is_looked_at_first(dataset, tmp_path):
-    with refusal("there is no format 'tfrecord'; there are modalities, megatron"):
-        export(dataset, tmp_path / "out", "tfrecord")
-    with refusal("megatron has no option 'column'; it has end_of_text"):
-        export(dataset, tmp_path / "out", column="x")
-    with refusal("keeps no bounds between them"):
-        export(dataset, tmp_path / "out", "nanogpt")
-    assert not (tmp_path / "out").exists()
-
-
 def test_the_commands_take_every_option_as_a_flag(dataset, tmp_path, tool):
     out, back = tmp_path / "shards", tmp_path / "back"
     told = [dataset, "--to", "build-nanogpt", out, "--end-of-text", "50_256", "--tokens-per-shard", "4", "--name", "corpus"]
-    result = tool.json("export", *told)
-    assert [stored["key"][7:-5] for stored in result["objects"]] == [f"{name}_00000" for name in ["val"] * 2 + ["train"] * 4]
-    assert result["byte_count"] == sum(path.stat().st_size for path in out.glob("*.npy"))
+    assert tool.json("export", *told)["byte_count"] == sum(path.stat().st_size for path in out.glob("corpus_*_00000?.npy"))
     assert tool.out("export", *told).startswith(f"nothing to do: {out} is this export, ")
 
     found = tool.json("import", out, back, "--format", "build-nanogpt", "--end-of-text", "50256")

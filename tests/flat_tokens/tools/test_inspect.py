@@ -4,7 +4,6 @@ import re
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from flat_tokens.tools import terminal
 from flat_tokens.tools.corpus import open_corpus, windows
 from flat_tokens.tools.inspect import find_ids, find_text
 from flat_tokens.vocabulary import Vocabulary, load_vocabulary
-from tests.faults.support import import_here
 from tests.flat_tokens.demo import DEMO, shard_in
 from tests.made import in_memory, write_sequences
 
@@ -30,7 +28,7 @@ def split_of(sequences: list[list[int]]) -> Any:
     return open_corpus(in_memory(sequences)).splits["train"]
 
 
-@pytest.mark.parametrize("pieces", [PIECES, {i: i.to_bytes(4, "little") for i in PIECES}], ids=["text", "ids"])
+@pytest.mark.parametrize("pieces", [PIECES, {i: i.to_bytes(4, "little") for i in PIECES}])
 @given(RAGGED, st.lists(st.integers(0, 6), min_size=1, max_size=6), st.integers(1, 9))
 @example([[0, 1], [2, 0, 1, 0]], [1, 0], 1)
 @example([[1], [2, 3]], [1, 2], 2)
@@ -64,23 +62,8 @@ def test_it_says_what_is_there(demo, trusting):
     assert "\x1b" not in said
 
 
-def test_what_is_not_known_of_imported_documents_is_not_made_up(tmp_path, tool):
-    """No text, whose size could be told, no draw, no options."""
-    write_sequences(tmp_path / "dataset", [[1, 2], [3]], [[4]])
-    tool.out("export", tmp_path / "dataset", tmp_path / "files", "--to", "megatron")
-    import_here(tmp_path / "files", tmp_path / "out", 1)
-    said = tool.out("inspect", tmp_path / "out")
-    for line in (
-        "text +3 documents read",
-        "validation +what the sources name as such; no document is drawn",
-        "  format megatron",
-    ):
-        assert re.search(rf"^  {line}$", said, re.M)
-
-
 def test_json_has_all_that_is_known(demo, trusting):
     said, dataset = trusting.json("inspect", demo), flat_tokens.open(demo)
-    assert said["splits"]["train"]["token_count"] == dataset.train.token_count
     assert said["tokenizer"]["digest"] == dataset.manifest["provenance"]["tokenizer"]["digest"]
     stored = sum(path.stat().st_size for path in Path(dataset.path).rglob("*") if path.is_file())
     assert 0 < stored - said["byte_count"] < 50_000  # the manifest and the root's metadata are not in the manifest
@@ -107,19 +90,15 @@ def plain(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
 
 
-def test_colours_alternate_by_token_and_stop_at_the_end_of_a_line(demo, trusting):
+def test_colours_alternate_by_token_and_stop_at_the_end_of_a_line(demo, trusting, monkeypatch):
     said = trusting.out("inspect", demo, "--sequence", "0", "--color", "always")
     assert plain(said).replace("⏎", "").rstrip("\n") == trusting.out("inspect", demo, "--sequence", "0").rstrip("\n")
-    shades = re.findall(r"\x1b\[38;5;16;48;5;(\d+)m", said)
-    assert len(shades) >= 2
     assert all(line.endswith(terminal.RESET) for line in said.split("\n")[:-2])
-
-
-def test_no_color_and_pipes_are_respected(demo, trusting, monkeypatch):
+    assert len({*re.findall(r"\x1b\[38;5;16;48;5;(\d+)m", said)}) == 6
     monkeypatch.setenv("TERM", "xterm")
-    for no_color, is_terminal, is_colored in (("", True, True), ("1", True, False), ("", False, False)):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    for no_color, is_colored in (("", True), ("1", False)):
         monkeypatch.setenv("NO_COLOR", no_color)
-        monkeypatch.setattr("sys.stdout.isatty", Mock(return_value=is_terminal))
         assert ("\x1b" in trusting.out("inspect", demo, "--sequence", "0")) is is_colored
 
 
@@ -157,8 +136,7 @@ def test_ids_need_no_tokenizer(tmp_path, tool):
     write_sequences(tmp_path / "data", [[5, 6], [7, 2**31 - 1, 8]])
     path = str(tmp_path / "data")
     status, out, err = tool("inspect", path, "--sequence", "1")
-    assert status == 0
-    assert out == "7 2147483647 8\n"
+    assert (status, out) == (0, "7 2147483647 8\n")
     assert "no tokenizer is known: ids are shown" in err
     assert tool.out("inspect", path, "--find-ids", "2147483647, 8") == "train 1:1  7 »2147483647 8«\n"
     assert "no tokenizer is known to find text with" in tool.errors("inspect", path, "--find", "x")

@@ -96,19 +96,14 @@ MANY_SEQUENCES = [[i % 40] for i in range(6000)]
 @pytest.mark.parametrize(
     "sequences",
     [[], [[]], [[5]], [[1] * 7] * 3, [[2**31 - 1, 0]], MANY_LENGTHS, MANY_SEQUENCES],
-    ids=lambda sequences: f"{len(sequences)}-{sum(map(len, sequences))}",
 )
 def test_whatever_the_lengths_shapes_stay_within_their_pictures(tmp_path, sequences):
-    page = Page(of(sequences, tmp_path))
-    for tag, attributes in page.elements:
-        numbers = []
-        if tag == "rect":
-            x, y, width, height = (float(attributes[name] or "nan") for name in ("x", "y", "width", "height"))
-            numbers = [(x, y), (x + width, y + height)]
-        elif tag == "polyline":
-            numbers = [tuple(map(float, pair.split(","))) for pair in (attributes["points"] or "").split()]  # type: ignore[misc]
-        elif tag == "text":
-            numbers = [(float(attributes["x"] or "nan"), float(attributes["y"] or "nan"))]
-        for x, y in numbers:
-            assert 0 <= x <= report.WIDTH
-            assert 0 <= y <= report.HEIGHT
+    for tag, found in Page(of(sequences, tmp_path)).elements:
+        points = []
+        if tag == "polyline":
+            points = [pair.split(",") for pair in (found["points"] or "").split()]
+        elif tag in ("rect", "text"):
+            points = [(found["x"], found["y"])]
+        for x, y in points:
+            assert 0 <= float(x or "nan") + float(found.get("width") or 0) <= report.WIDTH
+            assert 0 <= float(y or "nan") + float(found.get("height") or 0) <= report.HEIGHT

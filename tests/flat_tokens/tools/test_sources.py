@@ -68,7 +68,7 @@ FILES: dict[str, tuple[Any, dict[str, Any]]] = {
     "y.txt": (TEXTS[2].encode(), {}),
     "bad.jsonl": (b'{"text": "a\\ud800b"}\n{"text": "a\xffb"}\n', {}),  # builds replace characters
     "semicolons.csv": (table_of_values(";"), {"delimiter": ";"}),
-    "bare.csv": (b"text\tid\n" + b"".join(b'"said %d\t"%d\n' % (i, i) for i in range(8)), {"delimiter": "\t", "quotes": "none"}),
+    "bare.csv": (b'text\n"said\n', {"quotes": "none"}),
     **dict.fromkeys(("x.tar.zst", "x.warc", "x.warc.gz"), (archive, ID)),
 }
 
@@ -95,7 +95,7 @@ def test_every_document_is_read_again_as_the_build_read_it(tmp_path, monkeypatch
                     row: tokens[row] for row in rows
                 }
         seen += len(tokens)
-    assert seen == {"y.txt": 1, "bad.jsonl": 2}.get(name, len(TEXTS))
+    assert seen == {"y.txt": 1, "bare.csv": 1, "bad.jsonl": 2}.get(name, len(TEXTS))
 
 
 def file_and_source(name: str, **settings: Any) -> tuple[CorpusFile, CorpusSource]:

@@ -16,23 +16,16 @@ from hypothesis import strategies as st
 import flat_tokens
 import flat_tokens.tools.stats
 from flat_tokens.tools.corpus import Corpus, open_corpus
-from flat_tokens.tools.stats import Counts, ValueCounts, count, histogram, summarise
+from flat_tokens.tools.stats import ValueCounts, count, histogram, summarise
 from flat_tokens.vocabulary import Vocabulary
 from tests.made import in_memory, write_sequences
 
 VOCABULARY = Vocabulary.of("few", None, {0: b"a", 1: b"bc", 3: "é".encode(), 4: b"x"}, None)
-LENGTHS = st.lists(st.integers(0, 5000), min_size=1, max_size=60)
 
 
 def summary_of(corpus: Corpus, vocabulary: Vocabulary | None = None, top: int = 25) -> dict[str, Any]:
     found = summarise(corpus, {name: count(corpus, name) for name in corpus.splits}, vocabulary, top)
     return json.loads(json.dumps(found))  # it is for JSON
-
-
-def counts_of(values: list[int]) -> Counts:
-    tally = ValueCounts()
-    tally.add(np.array(values, np.int64))
-    return tally.counts()
 
 
 @given(st.lists(st.lists(st.integers(0, 40), max_size=20), max_size=10), *[st.integers(1, n) for n in (9, 12, 20)])
@@ -52,34 +45,30 @@ def test_ids_and_lengths_are_counted_whatever_they_are(sequences, window, dense,
         assert all(expected[value] >= times for value, times in told.items())
 
 
-@given(LENGTHS, st.integers(1, 100))
-def test_percentiles_are_those_of_all_values(values, percent):
-    expected = sorted(values)[math.ceil(len(values) * percent / 100) - 1]
-    assert counts_of(values).percentile(percent) == expected
-
-
-@given(LENGTHS)
-def test_the_histogram_has_every_sequence_and_token_once(values):
+@given(st.lists(st.integers(0, 5000), min_size=1, max_size=60), st.integers(1, 100))
+def test_percentiles_and_the_histogram_are_those_of_all_values(values, percent):
     """Bins follow each other from 0 on, and every doubling is an edge."""
-    bins, longest = histogram(counts_of(values)), max(values)
+    tally = ValueCounts()
+    tally.add(np.array(values))
+    bins = histogram(tally.counts())
     edges = [0, *(found["to"] + 1 for found in bins)]
     assert [found["from"] for found in bins] == edges[:-1]
-    assert {1 << k for k in range(longest.bit_length())} <= set(edges)
+    assert {1 << k for k in range(max(values).bit_length())} <= set(edges)
     for found in bins:
         inside = [value for value in values if found["from"] <= value <= found["to"]]
         assert (found["seq_count"], found["token_count"]) == (len(inside), sum(inside))
+    assert tally.counts().percentile(percent) == sorted(values)[math.ceil(len(values) * percent / 100) - 1]
 
 
 def test_a_small_dataset_by_hand():
     """Ids 0, 1, 3 and 4 are tokens of 1, 2, 2 and 1 bytes; 2 and 5 are none."""
     found = summary_of(open_corpus(in_memory([[0, 0, 1], [], [3, 0, 5, 5]], [[1]])), VOCABULARY)
     train, total = found["splits"]["train"], found["total"]
-    assert (train["token_count"], train["seq_count"], train["empty_seq_count"]) == (7, 3, 1)
-    assert train["lengths"]["mean"] == pytest.approx(7 / 3)
-    lengths = {key: train["lengths"][key] for key in ("min", "p25", "p50", "p99", "max", "token_median")}
-    assert lengths == {"min": 0, "p25": 0, "p50": 3, "p99": 4, "max": 4, "token_median": 4}
-    assert train["decoded_bytes"] == 3 + 2 + 2
-    assert train["bytes_per_token"] == 1.0
+    assert (
+        train.items()
+        >= {"token_count": 7, "seq_count": 3, "empty_seq_count": 1, "decoded_bytes": 3 + 2 + 2, "bytes_per_token": 1}.items()
+    )
+    assert train["lengths"].items() >= {"min": 0, "p25": 0, "p50": 3, "p99": 4, "max": 4, "token_median": 4}.items()
     assert [(one["id"], one["text"], one["count"]) for one in total["top_tokens"]] == [
         (0, "'a'", 3),
         (1, "'bc'", 2),
@@ -93,7 +82,7 @@ def test_a_small_dataset_by_hand():
     assert (total["distinct_ids"], total["max_token_id"]) == (4, 5)
     assert total["rank_frequency"] == [[1, 3], [2, 2], [3, 2], [4, 1]]
     assert sum(one["used"] for one in use["by_id"]) == 3
-    assert found["splits"]["validation"]["lengths"]["p50"] == 1
+
     nothing = summary_of(open_corpus(in_memory([], [[]])), VOCABULARY)
     assert nothing["splits"]["train"]["lengths"]["p50"] is nothing["total"]["bytes_per_token"] is None
 

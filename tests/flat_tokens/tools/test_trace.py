@@ -121,7 +121,7 @@ ORDERS: list[tuple[list[str], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "settings"), ORDERS, ids=lambda value: "-".join(value) if isinstance(value, list) else "")
+@pytest.mark.parametrize(("arguments", "settings"), ORDERS)
 @pytest.mark.parametrize(("view", "overlap"), [("packed", {"overlap": 1}), ("blocks", {}), ("documents", {})])
 def test_a_step_leads_to_the_documents_of_the_loaders_batch(demo, trusting, view, overlap, arguments, settings):
     train = flat_tokens.open(demo).train
@@ -214,7 +214,7 @@ def test_trace_takes_a_ledger(run, demo, tmp_path, tool):
     assert "is a run's ledger: say --step" in tool.errors("trace", run, "--token", "5")
 
 
-@pytest.mark.parametrize("settings", [{"split_across_pack": True}, {"fit": "best"}], ids=["split", "best"])
+@pytest.mark.parametrize("settings", [{"split_across_pack": True}, {"fit": "best"}])
 def test_trace_of_packed_documents(tmp_path, demo, tool, settings):
     train = flat_tokens.open(demo).train
     ledger = Ledger.create(tmp_path / "packs.json", {"text": (train.packed_documents(1200, **settings), 1)}, 4)

@@ -40,7 +40,7 @@ def test_a_flipped_bit_is_found_by_full_and_by_one_part_of_a_sample(copy, tool, 
     flip((WHERE["split"](copy) if where == "output" else place) / "encoded_tokens/c/0")
     tool.json("verify", place, "--quick")
     assert "encoded_tokens/c/0" in tool.json("verify", place, "--full", status=1)["faults"][0]
-    assert 1 in [tool("verify", place, "--sample", f"{n}/7", "--documents", "0")[0] for n in range(1, 8)]
+    assert 1 in [tool("verify", place, "--sample", f"{n}/2", "--documents", "0")[0] for n in (1, 2)]
 
 
 def without(name: str) -> Callable[[Path], object]:
@@ -87,9 +87,8 @@ def test_what_no_digest_tells_is_found_by_the_part_that_has_it(tmp_path, tool, b
     """In a dataset without a manifest."""
     write_dataset(data := tmp_path / "data", [batch])
     (data / "manifest.json").unlink()
-    parts = [[data, "--sample", f"{n}/3"] for n in (1, 2, 3)]
-    assert [tool("verify", *one)[0] for one in parts] == [n == part for n in (1, 2, 3)]
-    for told in (parts[part - 1], [data, "--full"], [data / "train", "--full"]):
+    assert [tool("verify", data, "--sample", f"{n}/3")[0] for n in (1, 2, 3)] == [n == part for n in (1, 2, 3)]
+    for told in ([data, "--sample", f"{part}/3"], [data, "--full"], [data / "train", "--full"]):
         assert fault in tool.json("verify", *told, status=1)["faults"][0]
 
 
@@ -162,7 +161,7 @@ def test_a_package_that_is_not_installed_makes_documents_unreachable(demo, trust
 
 
 def test_the_same_documents_of_a_part_are_chosen_each_time_and_lie_within_it():
-    for n in range(1, 5):
+    for n in (1, 4):
         chosen, again = (choose(SampledPart(n, 4), 1000, 16).tolist() for _ in range(2))
         assert chosen == again == sorted({*chosen} & {*range(250 * n - 250, 250 * n)})
         assert len(chosen) == 16
