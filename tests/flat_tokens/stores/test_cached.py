@@ -79,6 +79,7 @@ def test_what_a_slow_disk_has_not_got_yet_is_not_fetched_again(root, tmp_path, m
     before = len(asked_for())
     assert len(store.read_range("c/0", 0, first.stop)) == first.stop
     assert len(asked_for()) == before
+    assert store.units._begin(second, store.chunks, store.units._due)[0].found.done()  # it has come since a reader looked
     may_write.set()
 
 
