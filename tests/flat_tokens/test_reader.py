@@ -305,7 +305,6 @@ V3: dict[str, Any] = {
 V2: dict[str, Any] = {
     "objects": {"dtype": "|O", "filters": [{"id": "vlen-utf8"}]},
     "big-endian items": {"dtype": ">u4"},
-    "records": {"dtype": [["a", "<u4"]]},
     "a huge shape": {"shape": [2**62]},
     "a huge chunk": {"chunks": [2**50]},
     "chunks in two dimensions": {"chunks": [4, 4]},

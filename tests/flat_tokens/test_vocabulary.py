@@ -139,7 +139,6 @@ def test_a_file_that_is_nearly_there_is_refused_with_the_one_that_is(tmp_path):
         ("cl100k", "cl100k_base"),
         ("gpt-4o", "o200k_base"),  # a model
         ("BYTES", "bytes"),
-        ("gtp2", "gpt2"),
         ("/nowhere/gpt2x", None),
     ],
 )

@@ -212,7 +212,6 @@ def test_a_state_of_another_order_is_refused():
         ((Numbers(5), 1, 2, 3), "source 'b' is "),
         (([1, 2], 1), r"source 'b' is \[1, 2\], but a view has len\(view\) and view.batch\(indices\)"),
         ((Numbers(5), 1, "2"), "epochs of source 'b' is '2', but it is a whole number"),
-        ((Numbers(5), 1, 1.5), "epochs of source 'b' is 1.5"),
     ],
 )
 def test_what_is_no_source_is_refused_by_name(tmp_path, source, complaint):
