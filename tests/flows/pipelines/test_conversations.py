@@ -103,7 +103,7 @@ BAD = [
 ]
 """Lines of conversations that lose their text or have no tools, and the reason under which each is counted."""
 TOOLS_FIRST = "{% if tools %}{{ tools|tojson }}{% endif %}"
-ODD = [f'Z {START}{STOP}<|im_|>end|>\\n"\u2028', "\U000f0000\0{% x %} é😀中", "\n ", ""]
+ODD = [f"Z {START}{STOP}", "<|im_", 'end|>\\n"\u2028 ', "\U000f0000\0{% x %} é😀中", "\n ", "", "<"]
 
 
 @pytest.mark.parametrize("template", [CHATML, GENERATION], ids=["plain", "marked"])
@@ -115,12 +115,11 @@ def test_a_conversation_that_loses_its_text_is_a_bad_document(build, tokenizer, 
     for (bad, _), words in ((BAD[0], told), (BAD[-1], "'tools' is a JSON object, not an array of tools")):
         with refusal(rf"in\.jsonl, line 2 \(row 1\): {words}"):
             build([line(GOOD), bad, line(GOOD, [])], template, tools_column="tools")
-    odd = [{"role": role, "content": content} for content in ODD for role in ("assistant", "user", "system")]
-    many = [{"role": ("user", "assistant")[i % 2], "content": f"m{i}" * (i % 7)} for i in range(3000)]
-    good = [line(GOOD), line(odd), line(json.dumps(odd, ensure_ascii=False)), line(many)]
-    opened = build([*(one for bad, _ in BAD for one in (line(GOOD), bad)), *good], template, "skip", tools_column="tools")
-    of_good, of_odd, of_many = (wanted(tokenizer, talk) for talk in (GOOD, odd, many))
-    assert held(opened.train) == [*[of_good] * (len(BAD) + 1), of_odd, of_odd, of_many]
+    talks = [[{"role": "user", "content": one}, {"role": "assistant", "content": two}] for one in ODD for two in ODD]
+    talks.append([{"role": ("user", "assistant")[i % 2], "content": f"m{i}" * (i % 7)} for i in range(3000)])
+    lines = [*map(line, talks), *(line(json.dumps(talk, ensure_ascii=False)) for talk in talks)]
+    opened = build([*(one for bad, _ in BAD for one in (line(GOOD), bad)), *lines], template, "skip", tools_column="tools")
+    assert held(opened.train) == [wanted(tokenizer, GOOD)] * len(BAD) + [wanted(tokenizer, talk) for talk in talks] * 2
     assert opened.manifest["totals"]["documents"]["skipped"] == Counter(reason for _, reason in BAD)
 
 

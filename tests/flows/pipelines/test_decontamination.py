@@ -74,9 +74,8 @@ def test_builds_have_what_a_naive_program_leaves_with_threads_and_through_groups
     assert totals["matches"] == {f"decontaminate.{name}": sum(name in of for of in FOUND) for name in ("exam", "law")}
     assert totals["by_source"][0]["matches"] == totals["matches"]
     (exam, law) = (totals["examples"][f"decontaminate.{name}"] for name in ("exam", "law"))
-    rows = [i for i, of in enumerate(FOUND) if "exam" in of][:3]
-    assert [(one["file"], one["row"]) for one in exam] == [(f"part-{i // 20}.jsonl", i % 20) for i in rows]
-    assert (exam[0]["question"], len(exam[0]), len(law)) == (0, 3, 3)
+    assert exam == [{"file": "part-0.jsonl", "row": row, "question": question} for row, question in ((3, 0), (4, 1), (10, 0))]
+    assert len(law) == 3
     docs = [one for docs in held(results[0].path).values() for one in docs]
     written = sorted(one.text for one in docs)
     if action == "drop":

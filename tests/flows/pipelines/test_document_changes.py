@@ -157,7 +157,7 @@ def test_each_refresh_that_publishes_has_a_line_in_the_history(tmp_path):
     ]
     config = BuildConfig.model_validate({"output": str(tmp_path / "out"), "source": {"path": "/x"}, "tokenizer": "bytes"})
     lines = [line for line in history(config, found).splitlines() if line.startswith("- 20")]
-    assert [version in line for version, line in zip((second.version, first.version), lines, strict=True)] == [True, True]
+    assert (len(lines), second.version in lines[0]) == (2, True)
     assert ": 11 documents (1 added, 0 removed, 0 changed, 0 moved), " in lines[0]
     collect(output, Policy(keep_versions=1, grace_days=0), delete=True)
     assert read_history(output) == found

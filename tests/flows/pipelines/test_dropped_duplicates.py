@@ -62,9 +62,9 @@ def first_ones(*files: list[str]) -> tuple[list[Document], list[tuple[int, int, 
 def listed(result: BuildResult) -> list[tuple[int, int, int, int]]:
     """The duplicates in the table of documents, with those that stayed; files by their numbers."""
     dataset = flat_tokens.open(result.path)
-    files = [(source["name"], file["name"]) for source in dataset.manifest["provenance"]["sources"] for file in source["files"]]
+    files = [file["name"] for source in dataset.manifest["provenance"]["sources"] for file in source["files"]]
     rows = dataset.documents.read_all().to_pylist()
-    place = {row["key"]: (files.index((row["source"], row["file"])), row["row"]) for row in rows}
+    place = {row["key"]: (files.index(row["file"]), row["row"]) for row in rows}
     return sorted(place[row["key"]] + place[row["of"]] for row in rows if row["reason"] == "duplicate")
 
 
