@@ -9,7 +9,6 @@ import base64
 import hashlib
 import json
 import re
-import struct
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,8 +18,8 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
 
-import pyarrow as pa
 import pytest
+import requests
 
 from tests.processes import serving
 
@@ -29,8 +28,6 @@ API = re.compile(r"/api/(?P<kind>datasets|models)/(?P<repo>[^/]+/[^/]+)(?:/(?P<v
 WRITE = re.compile(r"/api/datasets/(?P<repo>[^/]+/[^/]+)/(?P<verb>preupload|commit|tag)/(?P<revision>[^/]+)")
 BATCH = re.compile(r"/datasets/[^/]+/[^/]+\.git/info/lfs/objects/batch")
 BUCKET = re.compile(r"/(?:api/)?buckets/(?P<bucket>[^/]+/[^/]+)(?:/(?P<verb>[a-z-]+)(?:/(?P<rest>.+))?)?")
-XET = re.compile(r"/v1/(?P<verb>xorbs/default|shards)(?:/(?P<hash>\w+))?")
-"""What is asked of a store of chunks, which the client of buckets writes to: that of the hub says where it is."""
 LARGE = 1000
 """Files of so many bytes lie in the store for large files."""
 RESOLVE = re.compile(r"/(?:(?P<kind>datasets)/)?(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>.+)")
@@ -72,8 +69,6 @@ class StandInHub:
     """For whom repositories were made, by name."""
     buckets: dict[str, dict[str, tuple[str, bytes]]] = field(default_factory=dict)
     """Files of buckets by their paths: digest and content."""
-    chunks: dict[str, list[bytes]] = field(default_factory=dict)
-    """Chunks of each object of the store of chunks."""
     xet: dict[str, bytes] = field(default_factory=dict)
     """Content by its digest in the store of chunks."""
     messages: list[str] = field(default_factory=list)
@@ -109,12 +104,9 @@ class StandInHub:
                 if fault.times and fault.part in path:
                     fault.times -= 1
                     return Answer(fault.status, b"stand-in fault", fault.headers)
-        if method == "PUT" and path.startswith("/large/"):
-            self.large[path.rpartition("/")[2]] = body
+        if method == "PUT" and (match := re.fullmatch(r"/(large|xet)/(\w+)", path)):
+            getattr(self, match[1])[match[2]] = body
             return Answer(200)
-        if match := XET.fullmatch(path):
-            self._put_chunks(match["hash"], body)
-            return _json({"was_inserted": True, "result": 1})
         if match := BUCKET.fullmatch(path):
             recursive = "recursive=true" in parts.query.lower()
             return self._bucket(method, match["bucket"], match["verb"], match["rest"] or "", body, token, recursive)
@@ -133,11 +125,9 @@ class StandInHub:
         return _missing("EntryNotFound")
 
     def _bucket(self, method: str, bucket: str, verb: str | None, rest: str, body: bytes, token: str, recursive: bool) -> Answer:
-        if verb == "xet-write-token" or (method == "POST" and verb != "paths-info"):
+        if method == "POST" and verb != "paths-info":
             if token != self.token:
                 return _json({"error": "not you"}, 403)
-            if verb == "xet-write-token":
-                return _json({"casUrl": self.url, "exp": 1 << 40, "accessToken": "t"})
             files = self.buckets.setdefault(bucket, {})
             if verb is None:
                 return _json({"url": f"{self.url}/buckets/{bucket}"})
@@ -161,33 +151,6 @@ class StandInHub:
             case "paths-info":
                 return _json([told[path] for path in json.loads(body)["paths"] if path in told])
         return Answer(200, files[rest][1], {"Accept-Ranges": "bytes"}) if rest in files else _missing("EntryNotFound")
-
-    def _put_chunks(self, name: str | None, body: bytes) -> None:
-        """Keep an object of chunks by its *name* or, without one, the files that a list of such parts makes up."""
-        if name is not None:
-            chunks, at = [], 0
-            while at + 8 <= len(body):  # version, packed size, kind, size
-                packed, kind, size = (int.from_bytes(body[at + a : at + b], "little") for a, b in ((1, 4), (4, 5), (5, 8)))
-                chunk = body[at + 8 : at + 8 + packed]
-                chunk = pa.decompress(chunk, size, "lz4", asbytes=True) if kind else chunk
-                if kind == 2:  # the bytes of each place among four are together
-                    ends = [-(-(size - k) // 4) for k in range(4)]
-                    streams = [chunk[sum(ends[:k]) : sum(ends[: k + 1])] for k in range(4)]
-                    chunk = bytes(streams[i % 4][i // 4] for i in range(size))
-                chunks.append(chunk)
-                at += 8 + packed
-            self.chunks[name] = chunks
-            return
-        at = 48  # after the head, 48 bytes each: a file, its parts and their proofs
-        while (digest := body[at : at + 32]) != b"\xff" * 32:
-            flags, count = struct.unpack_from("<II", body, at + 32)
-            parts = [body[start : start + 48] for start in range(at + 48, at + 48 * (count + 1), 48)]
-            content = b""
-            for part in parts:
-                first, stop = struct.unpack_from("<II", part, 40)
-                content += b"".join(self.chunks[_xet_name(part[:32])][first:stop])
-            self.xet[_xet_name(digest)] = content
-            at += 48 * (1 + count * (2 if flags >> 31 else 1) + (flags >> 30 & 1))
 
     def _write(self, path: str, body: bytes) -> Answer:
         if match := WRITE.fullmatch(path):
@@ -295,11 +258,6 @@ class StandInHub:
         return self.refs[kind, repo].get(revision) or _missing("RevisionNotFound")
 
 
-def _xet_name(digest: bytes) -> str:
-    """A digest of the store of chunks as its clients write it."""
-    return "".join(f"{part:016x}" for part in struct.unpack("<4Q", digest))
-
-
 def _missing(code: str, headers: Mapping[str, str] | None = None) -> Answer:
     return Answer(404, json.dumps({"error": code}).encode(), {"X-Error-Code": code, **(headers or {})})
 
@@ -374,7 +332,9 @@ def environment(url: str, home: Path) -> dict[str, str]:
 def isolate(monkeypatch: pytest.MonkeyPatch, url: str, home: Path) -> None:
     """Point this process to the hub at *url*: the libraries read their environment once, so that what they read is set too."""
     import datasets.config
-    from huggingface_hub import constants
+    import hf_xet
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub._buckets import _BucketAddFile
 
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
@@ -405,6 +365,20 @@ def isolate(monkeypatch: pytest.MonkeyPatch, url: str, home: Path) -> None:
     for module, values in ((constants, in_huggingface_hub), (datasets.config, in_datasets)):
         for name, fixed in values.items():
             monkeypatch.setattr(module, name, fixed)
+    write = HfApi._batch_bucket_files
+
+    def write_without_chunks(api: HfApi, bucket: str, *, add: list[tuple[Any, str]], **_: Any) -> None:
+        """What the client's store of chunks would get goes to the hub as it is, by the same digest."""
+        files = []
+        for source, name in add:
+            home.mkdir(parents=True, exist_ok=True)
+            content = source if isinstance(source, bytes) else Path(source).read_bytes()
+            (home / "content").write_bytes(content)
+            files.append(_BucketAddFile(source, name, xet_hash=hf_xet.hash_files([str(home / "content")])[0].hash))
+            requests.put(f"{url}/xet/{files[-1].xet_hash}", content, timeout=10).raise_for_status()
+        write(api, bucket, add=files)
+
+    monkeypatch.setattr(HfApi, "_batch_bucket_files", write_without_chunks)
 
 
 @pytest.fixture(name="stand_in_hub")

@@ -104,13 +104,18 @@ def prepare_rollback(here: Path, command: Command) -> None:
         built(here, command, "new", write_notes(here / "in/a.jsonl", 3), split_seed=seed)
 
 
-def prepare_gc(here: Path, command: Command) -> None:
-    """A superfluous version, a pinned one, the latest, and remains of every kind."""
-    out = here / "out"
+def prepare_three(here: Path, command: Command, pin: str = "pin HERE/out", **settings: Any) -> None:
+    """A superfluous version, a pinned one, and the latest."""
     for name in ("a", "b", "c"):
-        built(here, command, "new", write_notes(here / "in" / f"{name}.jsonl", 2))
+        built(here, command, name, write_notes(here / "in" / f"{name}.jsonl", 2), **settings)
         if name == "b":
-            command("pin HERE/out")
+            command(pin)
+
+
+def prepare_gc(here: Path, command: Command) -> None:
+    """Three versions, and remains of every kind."""
+    out = here / "out"
+    prepare_three(here, command)
     remains = ("versions/unfinished/train/zarr.json", "_staging/dead/0123/file", f"_cache/files/{'0' * 64}.raw")
     for left in (*remains, "_cache/left_out/gone/texts/zarr.json"):
         (out / left).parent.mkdir(parents=True, exist_ok=True)

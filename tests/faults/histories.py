@@ -399,8 +399,8 @@ class Decisions(Histories):
             flaws.append(Flaw("readers", f"{when}: {candidate} waits, and is gone"))
         if ended.hung or ended.error or "Traceback" in ended.output:
             flaws.append(Flaw("message", f"{when}: {ended.error or ended.output}"))
-        elif fault is None:
-            flaws += self._wrong_status(when, step, text, before, after, ended)
+        elif fault is None and step in ("refresh", "gc", "forget") and ended.value.status:
+            flaws.append(Flaw("message", f"{when}: it failed: {ended.output}"))
         return flaws
 
     def _wrong_move(self, step: str, before: Pointer, of_before: dict[str, int], after: Pointer, out: Path) -> str:
@@ -437,21 +437,6 @@ class Decisions(Histories):
             case "rollback":
                 return "" if now in before.names("former") else "it was never the latest"
         return "it may not move"
-
-    def _wrong_status(self, when: str, step: str, text: str, before: Pointer, after: Pointer, ended: Ended) -> Iterator[Flaw]:
-        """What is wrong with how an undisturbed command ended."""
-        status = ended.value.status if ended.value is not None else None
-        if step in ("refresh", "gc", "forget") and status:
-            yield Flaw("message", f"{when}: it failed: {ended.output}")
-        if step in ("approve", "reject"):
-            third = text.split()[2]
-            named = third if third != "--reason" else None
-            mine = waiting(before) if named in (None, waiting(before)) else None
-            done = {"approve": "approved", "reject": "rejected"}[step]
-            if mine and (status or decided(after, None) != (done, mine)):
-                yield Flaw("message", f"{when}: {mine} waited, and was not {done}: {ended.output}")
-            if not status and decided(after, named)[0] != done:
-                yield Flaw("message", f"{when}: nothing was {done}, and it says that it did so: {ended.output}")
 
     def _at_the_end(self, history: History, out: Path) -> Iterator[Flaw]:
         """The sources give what a build from nothing gives, as soon as a person lets it through."""

@@ -104,10 +104,7 @@ prepare_build, prepare_refresh = (partial(prepare_other, of) for of in (cases.pr
 
 def prepare_gc(here: Path, output: str, do: Command) -> None:
     """A superfluous version, a pinned one, the latest, and remains."""
-    for name in ("a", "b", "c"):
-        built(here, do, name, write_notes(here / "in" / f"{name}.jsonl", 2), **in_bucket(here, output))
-        if name == "b":
-            do("pin OUTPUT")
+    cases.prepare_three(here, do, "pin OUTPUT", **in_bucket(here, output))
     do(f"put OUTPUT/{VERSIONS}/unfinished/train/zarr.json")
     do(f"put OUTPUT/_cache/files/{'0' * 64}.raw")
 

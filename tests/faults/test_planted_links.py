@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from flat_tokens.stores import local
 from flat_tokens.stores.store import Store
 from tasks.garbage import Policy, collect
 from tasks.groups import put_group, reporting
@@ -68,12 +67,9 @@ def test_a_link_is_followed_neither_by_a_build_nor_by_a_collection(settings, nam
 @pytest.mark.parametrize(
     ("name", "kind", "told"),
     [
-        ("latest", "directory", "latest: is a directory instead of a link"),
         ("latest", "file", "latest: is a file instead of a link"),
         ("runs", "file", "runs: is a file instead of a directory"),
-        ("origins", "file", "origins: is a file instead of a directory"),
         ("latest.json", "directory", "latest.json: is a directory instead of a file"),
-        (".latest.lock", "directory", ".latest.lock: is a directory instead of a file"),
     ],
 )
 def test_something_else_in_a_place_of_the_output_is_refused_before_work(name, kind, told, settings, tmp_path):
@@ -107,23 +103,6 @@ def test_staging_that_becomes_a_link_while_an_attempt_runs(tmp_path, elsewhere):
         (tmp_path / "_staging").rename(tmp_path / "away")
         (tmp_path / "_staging").symlink_to(elsewhere)
     assert [*tree_of(elsewhere / "0123" / name)] == ["c"]
-
-
-def test_remove(tmp_path, elsewhere):
-    """Trees with links in them, links, files, and nothing."""
-    (tmp_path / "tree/below").mkdir(parents=True)
-    (tmp_path / "tree/below/link").symlink_to(elsewhere)
-    (tmp_path / "tree/file").write_text("x")
-    (tmp_path / "link").symlink_to(elsewhere)
-    before = tree_of(elsewhere)
-    for key in ("tree", "link", "absent", "absent/below"):
-        local.remove(str(tmp_path), key)
-    assert os.listdir(tmp_path) == ["elsewhere"]
-    (tmp_path / "link").symlink_to(elsewhere)
-    with refusal(rf"through which nothing is removed: '{tmp_path}/link'", NotADirectoryError):
-        local.remove(str(tmp_path), "link/b")
-    local.remove_empty(str(tmp_path), "link/empty/collected", "link")
-    assert tree_of(elsewhere) == before
 
 
 def planted(settings: Settings, tmp_path: Path) -> dict[str, str]:

@@ -187,13 +187,8 @@ def test_credentials_are_in_nothing_that_is_written_or_said(bucket, tmp_path, ca
     source = {"path": f"{bucket.url}/text/*.jsonl", "id_column": "id"}
     settings = {"output": f"{bucket.url}/out", "scratch": str(tmp_path / "scratch"), "source": source, "tokenizer": "bytes"}
     settings |= {"slice_bytes": 5000, "layout": "compact", "verify_level": "full"}
-    passed = [0]
-
-    def fail_late(method: str, path: str) -> str | None:
-        passed[0] += 1
-        return "403" if passed[0] > 150 else at_random(passed[0])(method, path)
-
-    bucket.proxy.spoil = fail_late
+    random = at_random(1)
+    bucket.proxy.spoil = lambda method, path: "403" if len(bucket.proxy.requests) > 150 else random(method, path)
     with pytest.raises(OSError, match=r"Access ?Denied|Forbidden") as raised:
         build_here(settings)
     bucket.proxy.spoil = at_random(0)

@@ -30,7 +30,7 @@ OBJECT_TOKENS = 64
 
 Truth = dict[str, list[list[int]]]
 
-WHOLE_OBJECTS = ("add", "swap", "other", "rename")
+WHOLE_OBJECTS = ("add", "swap", "other")
 """Mutations that put a sound object in another's place: arrays have no digest of their objects, only the manifest has."""
 
 
@@ -136,12 +136,8 @@ class Mutations:
                 root = [other for other in described if "/" not in other.removeprefix(self.below)]
                 chosen = chance.choice(chance.choice((described, root)))
                 return {chosen: self._json(chance, files[chosen], pool)}
-            case "rename":
-                return {name: False, chance.choice((chance.choice(self.names), added)): content}
             case "other":  # an object of the other version
                 return {name: files[name.replace(self.latest, self.former)]}
-            case "directory":
-                return {name: None}
             case "relink":
                 places = (f"versions/{self.former}", "versions/gone", "versions", ".", f"{self.below}train")
                 return {"latest": chance.choice(places)}
@@ -170,7 +166,7 @@ def _alike(one: bytes, other: bytes) -> int:
 
 
 KINDS = [
-    *["bytes"] * 8, *["json_value"] * 3, *["swap", "other"] * 2, "delete", "add", "rename", "directory", "relink",
+    *["bytes"] * 8, *["json_value"] * 3, *["swap", "other"] * 2, "delete", "add", "relink",
     "consolidated", "forge",
 ]  # fmt: skip
 

@@ -108,11 +108,8 @@ def parquet_seeds() -> list[bytes]:
         _parquet_file(table, compression="none", **pages),
         _parquet_file(table, compression="snappy", use_dictionary=False, write_page_checksum=True, **pages),
         _parquet_file(named, compression="zstd", data_page_version="2.0", **pages),
-        _parquet_file(named, compression="gzip", use_dictionary=False, write_statistics=False, **pages),
         _parquet_file(table, compression="none", use_dictionary=False, column_encoding={"text": "DELTA_BYTE_ARRAY"}),
-        _parquet_file(table, compression="none", use_dictionary=False, column_encoding={"text": "DELTA_LENGTH_BYTE_ARRAY"}),
         _parquet_file(pa.table({"text": pa.array(["a" * 900] * 50), "id": pa.array([None] * 50, pa.string())})),
-        _parquet_file(table.slice(0, 0)),
     ]
 
 
@@ -121,7 +118,6 @@ def arrow_seeds() -> list[bytes]:
     ids = pa.array([f"id-{i}" for i in range(24)])
     kinds = (texts, texts.cast(pa.large_string()), texts.dictionary_encode(), texts.cast(pa.string_view()))
     tables = [pa.table({"text": values, "id": ids}) for values in kinds]
-    tables += [pa.table({"text": texts, "id": pa.array(range(24))}), pa.table({"text": texts, "id": texts})]
     found = []
     for table, stream in itertools.product(tables, (False, True)):
         write_arrow(sink := io.BytesIO(), table, 9, stream=stream)
