@@ -28,11 +28,11 @@ ROOT = Path(__file__).parents[1]
 PLACES = [f"tasks/{name}" for name in ("parts", "shards", "assemble", "output", "download", "tokenize")]
 PLACES += [f"flat_tokens/{name}" for name in ("rows", "arrays", "stores")]
 RECORD = ROOT / ".venv/reports/coverage"
-SWAPPED = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.And: ast.Or, ast.Or: ast.And,
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult,
-}  # fmt: skip
+PAIRS = (
+    (ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.In, ast.NotIn), (ast.Is, ast.IsNot), (ast.And, ast.Or),
+    (ast.Add, ast.Sub), (ast.Mult, ast.FloorDiv),
+)  # fmt: skip
+SWAPPED = {ast.Mod: ast.Mult, **dict(PAIRS), **{other: one for one, other in PAIRS}}
 IMPORTED = ("pytest", "hypothesis.strategies", "xdist", "zarr", "pyarrow.parquet", "awkward", "duckdb")
 ALREADY = "ignore:Module already imported so cannot be rewritten"
 DROPPED = (ast.AugAssign, ast.Raise, ast.Continue, ast.Break)

@@ -132,7 +132,8 @@ async def _pass_on(request: web.Request, state: Proxy, upstream: str, session: a
         if fault in ("reset", "stall"):
             return _cut(request)
         if fault == "half upload":
-            await _send_half(request, upstream, body)
+            with contextlib.suppress(aiohttp.ClientError, ConnectionError):
+                await _forward(request, _half(body), upstream, session)
             return _cut(request)
         for _ in range(2 if fault == "twice" else 1):
             async with (
@@ -162,8 +163,13 @@ async def _pass_on(request: web.Request, state: Proxy, upstream: str, session: a
         state.waiting -= 1
 
 
+async def _half(body: bytes) -> AsyncIterator[bytes]:
+    yield body[: len(body) // 2]
+    raise ConnectionResetError
+
+
 async def _forward(
-    request: web.Request, body: bytes, upstream: str, session: aiohttp.ClientSession
+    request: web.Request, body: bytes | AsyncIterator[bytes], upstream: str, session: aiohttp.ClientSession
 ) -> tuple[int, dict[str, str], bytes]:
     """The server's answer: status, headers, body."""
     headers = {k: v for k, v in request.headers.items() if k.lower() not in ("transfer-encoding", "connection")}
@@ -171,7 +177,7 @@ async def _forward(
         request.method,
         URL(f"{upstream}{request.raw_path}", encoded=True),
         headers=headers,
-        data=io.BytesIO(body) if request.body_exists else None,
+        data=(io.BytesIO(body) if isinstance(body, bytes) else body) if request.body_exists else None,
         allow_redirects=False,
     ) as answer:
         dropped = ("transfer-encoding", "connection", "server", "date")
@@ -195,14 +201,3 @@ def _cut(request: web.Request, response: web.StreamResponse | None = None) -> we
     if request.transport is not None:
         request.transport.abort()
     return response or web.Response(status=500)
-
-
-async def _send_half(request: web.Request, upstream: str, body: bytes) -> None:
-    host, _, port = upstream.removeprefix("http://").partition(":")
-    _, writer = await asyncio.open_connection(host, int(port))
-    head = f"{request.method} {request.raw_path} HTTP/1.1\r\n" + "".join(f"{k}: {v}\r\n" for k, v in request.headers.items())
-    writer.write(head.encode() + b"\r\n" + body[: len(body) // 2])
-    await writer.drain()
-    writer.close()
-    with contextlib.suppress(ConnectionError):
-        await writer.wait_closed()

@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 
 import fsspec
 import pytest
-from fsspec.spec import AbstractFileSystem
+from fsspec.implementations.local import LocalFileSystem
 
 import flat_tokens
 from flat_tokens.annotations import UInt32s
 from tests.made import write_sequences
 
 
-class SlowStore(AbstractFileSystem):  # type: ignore[misc]
+class SlowStore(LocalFileSystem):  # type: ignore[misc]
     """Requests for ranges of objects: in ``requests``, and after ``seconds(number, path)`` of waiting."""
 
     protocol = "slow"
@@ -33,15 +33,6 @@ class SlowStore(AbstractFileSystem):  # type: ignore[misc]
     @classmethod
     def _strip_protocol(cls, path: Any) -> Any:
         return "/" + str(path).removeprefix("slow://").strip("/")
-
-    def info(self, path: str, **_: Any) -> dict[str, Any]:
-        path = self._strip_protocol(path)
-        status = os.stat(path)
-        return {"name": path, "size": status.st_size, "type": "directory" if os.path.isdir(path) else "file"}
-
-    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
-        found = [self.info(os.path.join(path, name)) for name in os.listdir(self._strip_protocol(path))]
-        return found if detail else [info["name"] for info in found]
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
         path, cls = self._strip_protocol(path), type(self)

@@ -8,10 +8,8 @@ from typing import Any
 
 from tests.fuzz.driver import Mutator
 
-INTEGERS = [
-    0, 1, 2, 3, 7, 8, 127, 128, 255, 256, 1 << 15, (1 << 16) - 1, 1 << 16, 1 << 20, 1 << 24, 1 << 28, (1 << 31) - 1,
-    1 << 31, (1 << 32) - 1, 1 << 32, 1 << 40, 1 << 48, 1 << 60, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, -1, -2,
-]  # fmt: skip
+INTEGERS = [0, 1, 2, 3, -1, -2]
+INTEGERS += [(1 << bits) - less for bits in (3, 7, 8, 15, 16, 20, 24, 28, 31, 32, 40, 48, 60, 63, 64) for less in (0, 1)]
 
 
 def havoc(*words: bytes) -> Mutator:
