@@ -160,13 +160,6 @@ def packed_seeds() -> list[bytes]:
     return [gzip.compress(text), zstd, bz2.compress(text), lzma.compress(text), two]
 
 
-NESTED = [
-    b'{"doc": {"text": "a", "id": 1}}\n{"doc": {"text": null, "id": "b"}}\n',
-    b'{"doc": {"text": "a", "id": 1, "meta": {"n": [1]}}}\n{"doc": {"text": "c", "id": 2}}\n',
-]
-"""Lines and Parquet in turn would be two formats: these are lines with their text in an object."""
-
-
 def tar_seeds() -> list[bytes]:
     rows = [{"id": f"{i}", "text": f"text {i} " * i} for i in range(8)]
     long = tar_bytes([("long/" * 30 + "name.txt", b"abc")], tarfile.GNU_FORMAT)
@@ -505,7 +498,6 @@ TARGETS: dict[str, Prepare] = {
     "jsonl": source("mutated.jsonl", jsonl_seeds, either(json_values(lines=True), havoc(*JSON_WORDS)), id_column="id"),
     "csv": source("mutated.csv", lambda: CSV_SEEDS, havoc(*CSV_WORDS), id_column="id"),
     "packed": source("mutated.jsonl", packed_seeds, havoc()),
-    "paths": source("mutated.jsonl", lambda: NESTED, havoc(*JSON_WORDS), text_column="doc.text", id_column="doc.id"),
     "tar": source("mutated.tar", tar_seeds, havoc(b"ustar", b"\0" * 512, *JSON_WORDS[:4]), id_column="key"),
     "warc": source("mutated.warc", warc_seeds, havoc(*WARC_WORDS), keep_columns=["url", "charset"]),
     "pieces": _pieces,
