@@ -12,7 +12,6 @@ from flows.build import build_dataset
 from flows.pipelines.stages import Stage, in_order
 from flows.runners.prefect_tasks import PACK_ITEMS, PrefectTasks
 from tasks.config import BuildConfig
-from tasks.progress import meter
 from tests.faults.support import build_here, same_bytes
 from tests.flat_tokens.demo import DEMO
 from tests.flows.asked import task_runs
@@ -32,22 +31,14 @@ def config(output: Path, **settings: Any) -> BuildConfig:
 def test_steps_and_duplicates_are_seen_by_name(tmp_path):
     """Of more steps than a name has room for, the others are counted."""
     steps = [{"use": "length", "min_bytes": 1}, *({"use": "length", "name": name, "min_bytes": 1} for name in "abcde")]
-    sources = [{"name": name, "path": str(DEMO / "stories.parquet"), "id_column": "id"} for name in ("stories", "again")]
-    settings = {"documents": {"steps": steps, "duplicates": "drop"}, "sources": sources, "slice_bytes": 20_000}
-    result = build_dataset(config(tmp_path / "out", name="stepped", **settings))
-
+    documents = {"steps": steps, "duplicates": "drop"}
+    result = build_dataset(config(tmp_path / "out", name="stepped", documents=documents, slice_bytes=20_000))
     seen = task_runs("build stepped with bytes")
     tokenized = [name for name in seen if name.startswith("tokenize ")]
     assert tokenized
     assert all(name.endswith(" (length, a, b, c, 2 more)") for name in tokenized)
-    searches = [name for name in seen if name.startswith("duplicates ")]
-    assert len(searches) == result.slices
-    assert "duplicates of file 2 from row 0" in searches
+    assert sum(name.startswith("duplicates of file 1 from row ") for name in seen) == result.slices
     assert list(result.seconds) == ["download", "trial", "tokenize", "duplicates", "split", "finalize"]
-    (searched,) = (one for one in meter.stages() if one.stage == "duplicates")
-    assert searched.done.bytes == searched.total > 0
-    assert searched.done.documents == result.totals["documents"]["read"]
-    assert result.totals["documents"]["skipped"] == {"duplicate": result.totals["documents"]["written"]}
 
 
 def test_five_stages_are_seen_by_name_and_prefects_cache_is_a_view_of_the_receipts(tmp_path):
@@ -85,12 +76,6 @@ def test_a_hundred_small_slices_are_a_few_tasks_and_the_same_dataset(tmp_path):
     others = [int(name.split(" and ")[1].split()[0]) if " and " in name else 0 for name in tokenized]
     assert sum(others) + len(others) == 100
     assert 0 < max(others) < PACK_ITEMS
-
-    again = build_dataset(config(tmp_path / "watched", name="small-again", validation_fraction=0.5, **settings))
-    assert again.slices_reused == 100
-    seen = task_runs("build small-again with bytes")
-    assert {state for name, state in seen.items() if name.startswith("tokenize ")} == {"Cached"}
-    assert not any(name.startswith("shard-write ") for name in seen)
 
 
 @pytest.mark.timeout(120)

@@ -65,11 +65,9 @@ def test_a_build_reaches_its_store_by_a_block_and_tells_nobody_what_it_holds(buc
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("buckets", {}, "names a Secret block of Prefect's, such as secret/buckets"),
         ("s3-bucket/mine", {}, "names a Secret block of Prefect's, such as secret/buckets"),
         ("secret/nobody", None, "there is no block secret/nobody"),
         ("secret/odd", HIDDEN, "does not hold a JSON object"),
-        ("secret/odd", [HIDDEN], "does not hold a JSON object"),
         ("secret/odd", {"s3": HIDDEN}, "does not hold a JSON object"),
         ("secret/odd", {"signing": {"keys": HIDDEN}}, "the block secret/odd has no ed25519 keys in PEM alone"),
         (

@@ -39,20 +39,12 @@ def test_a_refresh_leaves_a_summary_of_what_came_went_and_changed(config, tmp_pa
     assert [description for description, _ in seen] == [result.headline for result in (first, second, third)]
     summary = seen[1][1]
     assert f"Version `{second.version}`" in summary
-    assert "- source 'notes': documents 8 (+3), " in summary
     assert "- added: notes, `b.jsonl`, " in summary
     assert f"Removed: `{first.version}`." in summary
     assert "- all documents: 3 added, 0 removed, 0 changed, 0 moved to another source" in summary
     histories = artifacts("my-notes-refreshes")
     assert [description for description, _ in histories] == ["refreshes: 1", "refreshes: 2", "refreshes: 2"]
-    counts = [
-        f"`{one.version}`: {documents} documents ({added} added, 0 removed, 0 changed, 0 moved), "
-        f"{one.build.totals['train']['token_count']:,} tokens"
-        for one, documents, added in ((second, 8, 3), (first, 5, 5))
-    ]
-    assert [
-        line.partition("UTC, ")[2].partition(";")[0] for line in histories[2][1].splitlines() if line.startswith("- 20")
-    ] == counts
+    assert f"`{second.version}`: 8 documents (3 added, 0 removed, 0 changed, 0 moved), " in histories[2][1]
 
 
 @on_prefect_server
@@ -68,17 +60,14 @@ def test_a_version_that_waits_has_a_page_and_is_decided_of_by_a_flow(config, tmp
     assert "documents of source notes: 1, -80.0 % from 5" in description
     assert "| notes | 5 | 1 | -80.0 % |" in page
     assert "waits for a person**" in artifacts("dataset-my-notes")[-1][1]
-    decided = reject_version(config.output, "it lost its files")
-    assert (decided.pointer.version, decided.decision.by.startswith("who started run")) == (first.version, True)
+    assert reject_version(config.output, "it lost its files").decision.by.startswith("who started run")
     write_notes(tmp_path / "in/a.jsonl", 2)
     assert refresh_dataset(config, return_state=True).name == "AwaitingApproval"
     decided = approve_version(config.output, "two are enough", by="eve")
     assert decided.pointer.version == flat_tokens.open(config.output).path.rpartition("/")[2] != first.version
-    history = artifacts("dataset-my-notes")[-1][1]
-    assert "waits for a person**" not in history
+    assert "waits for a person**" not in artifacts("dataset-my-notes")[-1][1]
     refresh_dataset(config)
-    listed = artifacts("my-notes-refreshes")[-1][1]
-    assert "approved by eve: two are enough" in listed
+    assert "approved by eve: two are enough" in artifacts("my-notes-refreshes")[-1][1]
 
 
 @pytest.mark.slow
@@ -90,16 +79,6 @@ def test_the_flow_of_a_rerun_gives_what_the_flow_of_a_build_gives(config, tmp_pa
     )
     assert [result.path.split("/versions/")[0] for result in results] == [f"{tmp_path}/bytes", f"{tmp_path}/gpt2"]
     assert flat_tokens.verify(tmp_path / "gpt2", "full").seq_count == 5
-    again = retokenize_dataset(config, ["bytes"], f"{tmp_path}/{{tokenizer}}")
-    assert again[0].was_published
-
-
-@pytest.mark.parametrize("parameters", [{"keep_versions": 0}, {"grace_days": -1}])
-def test_a_policy_that_keeps_nothing_is_refused(config, parameters):
-    from prefect.exceptions import ParameterTypeError
-
-    with pytest.raises(ParameterTypeError):
-        refresh_dataset.validate_parameters({"config": config.model_dump(mode="json", exclude_unset=True), **parameters})
 
 
 @on_prefect_server
@@ -112,12 +91,11 @@ def test_a_forgetting_is_a_flow(tmp_path):
 
 @on_prefect_server
 def test_a_training_is_a_flow_with_a_summary(tmp_path):
-    """Of a configuration, and of what it builds; the second one finds what the first has written."""
+    """Of a configuration, and of what it builds."""
     config = BuildConfig.model_validate(settings_of(tmp_path / "out", write_notes(tmp_path / "notes.jsonl", 30), name="notes"))
     request, to = VocabularyRequest(vocab_sizes=(262, 264)), str(tmp_path / "to/{name}-{size}")
     trained = train_tokenizer(config, request, to)
     assert [one.path for one in trained.vocabularies] == [str(tmp_path / f"to/notes-{size}") for size in (262, 264)]
-    assert train_tokenizer(config, request, to).was_done
     built = build_dataset(config)
     decoded = train_tokenizer(built.path, request, str(tmp_path / "decoded-{size}"))
     assert [one.sha256 for one in decoded.vocabularies] == [one.sha256 for one in trained.vocabularies]

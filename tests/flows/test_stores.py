@@ -49,10 +49,7 @@ def test_object_stores_as_output_and_source_give_the_same_objects_as_a_disk(tmp_
     settings = {"layout": layout, "slice_bytes": 60_000}
     source = {"path": f"{bucket}/text/*.parquet", "id_column": "id"}
     there = run(f"{bucket}/out", tmp_path / "scratch", source=source, **settings)
-    here = run(str(tmp_path / "here"), tmp_path / "scratch", source=source, **settings)
-    assert there.version == here.version
     theirs = objects(Store.at(there.path))
-    assert theirs == objects(Store.at(here.path))
     local = objects(Store.at(run(str(tmp_path / "local"), tmp_path / "scratch2", **settings).path))
     assert {key for key, data in theirs.items() if local.get(key) != data} == {"manifest.json", "README.md"}
     assert local.keys() == theirs.keys()
@@ -87,17 +84,3 @@ def test_a_container_of_azure_is_in_the_account_that_its_url_or_the_environment_
     monkeypatch.setitem(sys.modules, "adlfs", None)
     with refusal(r"a store of Azure needs the package 'adlfs'\. Install it: pip install adlfs", ModuleNotFoundError):
         Store.at(plain)
-
-
-def test_small_files_cost_a_request_each_and_a_hundred_in_all(monkeypatch, tmp_path):
-    """One for the 16 MB of tokens, and those of the version, of what is found and of what is removed again."""
-    with BUCKETS["s3"](monkeypatch) as bucket:
-        source = Store.at(f"{bucket.url}/in")
-        for number in range(8):
-            source.put(f"{number % 2}/{number}.txt", (f"note {number}: " + "salt wind " * 50_000).encode())
-        bucket.proxy.requests.clear()
-        made = run(f"{bucket.url}/out", tmp_path / "scratch", source={"path": source.url}, slice_bytes=64_000_000)
-        paths = [path.partition("?")[0] for _, path, _ in bucket.proxy.requests]
-    assert (made.layout, len([path for path in paths if path.endswith(".txt")])) == ("compact", 8)
-    # In a process that has built before, some of them are known. A few ask whether something was forgotten.
-    assert len(paths) - 8 <= 107, "\n".join(paths)

@@ -11,6 +11,7 @@ import shutil
 import struct
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,66 +70,52 @@ def write(root: Path) -> None:
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.save(str(root / "tokenizer/tokenizer.json"))
     (root / "tokenizer/chat_template.jinja").write_text(TEMPLATE)
-    build_here(rows(root, "out"))
+    build_here(rows(root))
     assert main(["export", f"{root}/out", f"{root}/exported", "--to", "mds"]) == 0
     assert main(["export", f"{root}/out", f"{root}/indexed", "--to", "megatron", "--end-of-text", "300"]) == 0
 
 
-def rows(root: Path, output: str, **more: Any) -> dict[str, Any]:
-    source = {"path": f"{root}/in/rows.parquet", "id_column": "id", "keep_columns": ["kind"]}
-    return {**settings_of(root / output), "sources": [source], **more}
+def rows(root: Path, **more: Any) -> dict[str, Any]:
+    return settings_of(root / "out", root / "in/rows.parquet", keep=["kind"], **more)
 
 
-def build(source: dict[str, Any], **more: Any) -> Callable[[Path], object]:
-    def run(root: Path) -> object:
-        of = {name: value.replace("ROOT", str(root)) if isinstance(value, str) else value for name, value in source.items()}
-        told = {name: value.replace("ROOT", str(root)) for name, value in more.items()}
-        return build_here({**settings_of(root / "new"), "sources": [of], **told})
-
-    return run
+def build(source: dict[str, Any], **more: Any) -> Callable[[], object]:
+    return partial(build_here, {**settings_of(NEW), "sources": [source], **more})
 
 
-def derived(**operation: Any) -> Callable[[Path], object]:
-    def run(root: Path) -> object:
-        told = {name: value.replace("ROOT", str(root)) for name, value in operation.items()}
-        layout = {"layout": "compact"} if told["operation"] == "relayout" else {}
-        inputs = [f"{root}/out"] * (2 if told["operation"] == "merge" else 1)
-        return derive_here(told, *inputs, output=f"{root}/new", **layout)
-
-    return run
+def derived(operation: str | dict[str, Any], *more: str, **settings: Any) -> Callable[[], object]:
+    return partial(derive_here, operation, "root/out", *more, output=NEW, **settings)
 
 
-def imported(name: str, **options: Any) -> Callable[[Path], object]:
-    return lambda root: import_here(f"{root}/{name}", f"{root}/new", options=options)
-
-
-def tool(*words: str) -> Callable[[Path], object]:
-    return lambda root: main([word.replace("ROOT", str(root)) for word in words])
-
-
-COMMANDS = {
-    "build of lines": build({"path": "ROOT/in/notes.jsonl", "id_column": "id"}),
-    "build of a directory": build({"path": "ROOT/in/small"}),
-    "build of a pattern": build({"path": "ROOT/in/small/**/*.txt"}),
-    "build of conversations": build({"path": "ROOT/in/talks.jsonl", "messages_column": "talk"}, tokenizer="ROOT/tokenizer"),
-    "build again": lambda root: build_here(rows(root, "out", split_seed=1)),
-    "merge": derived(operation="merge"),
-    "subset by keys": derived(operation="subset", id_list="ROOT/in/ids.txt"),
-    "subset by columns": derived(operation="subset", where="kind = 1"),
-    "shuffle": derived(operation="shuffle"),
-    "relayout": derived(operation="relayout"),
-    "import of MDS": imported("exported"),
-    "import of Megatron": imported("indexed", end_of_text=300),
-    "export": tool("export", "ROOT/out", "ROOT/new", "--to", "mds"),
-    "export again": tool("export", "ROOT/out", "ROOT/exported", "--to", "mds"),
-    "verify": tool("verify", "ROOT/out", "--full"),
-    "verify a sample": tool("verify", "ROOT/out", "--sample", "1/1", "--source", "ROOT/in"),
-    "verify a sample with trust": tool("verify", "ROOT/out", "--sample", "1/1", "--trust-records"),
-    "trace": tool("trace", "ROOT/out", "--sequence", "1", "--source", "ROOT/in"),
-    "trace with trust": tool("trace", "ROOT/out", "--sequence", "1", "--trust-records"),
-    "stats": tool("stats", "ROOT/out"),
-    "inspect": tool("inspect", "ROOT/out", "--sequence", "1"),
-    "inspect another format": tool("inspect", "ROOT/exported"),
+NEW = "root/new"
+COMMANDS: dict[str, Callable[[], object]] = {
+    "build of lines": build({"path": "root/in/notes.jsonl", "id_column": "id"}),
+    "build of a directory": build({"path": "root/in/small"}),
+    "build of a pattern": build({"path": "root/in/small/**/*.txt"}),
+    "build of conversations": build({"path": "root/in/talks.jsonl", "messages_column": "talk"}, tokenizer="root/tokenizer"),
+    "build again": partial(build_here, rows(Path("root"), split_seed=1)),
+    "merge": derived("merge", "root/out"),
+    "subset by keys": derived({"operation": "subset", "id_list": "root/in/ids.txt"}),
+    "subset by columns": derived({"operation": "subset", "where": "kind = 1"}),
+    "shuffle": derived("shuffle"),
+    "relayout": derived("relayout", layout="compact"),
+    "import of MDS": partial(import_here, "root/exported", NEW),
+    "import of Megatron": partial(import_here, "root/indexed", NEW, options={"end_of_text": 300}),
+    **{
+        name: partial(main, words.split())
+        for name, words in {
+            "export": "export root/out root/new --to mds",
+            "export again": "export root/out root/exported --to mds",
+            "verify": "verify root/out --full",
+            "verify a sample": "verify root/out --sample 1/1 --source root/in",
+            "verify a sample with trust": "verify root/out --sample 1/1 --trust-records",
+            "trace": "trace root/out --sequence 1 --source root/in",
+            "trace with trust": "trace root/out --sequence 1 --trust-records",
+            "stats": "stats root/out",
+            "inspect": "inspect root/out --sequence 1",
+            "inspect another format": "inspect root/exported",
+        }.items()
+    },
 }
 
 
@@ -174,9 +161,10 @@ def test_no_command_is_led_out(name, scene, tmp_path, monkeypatch, capsys):
     for variable in (INPUT_ROOTS, OUTPUT_ROOTS):
         monkeypatch.setenv(variable, str(scene.root))
     monkeypatch.setenv("FLAT_TOKENS_SCRATCH", str(tmp_path / "scratch"))
+    monkeypatch.chdir(scene.root.parent)
     scene.restore()
     watched = Watched(scene.root)
-    done = COMMANDS[name](scene.root)
+    done = COMMANDS[name]()
     assert not isinstance(done, int) or done == 0, capsys.readouterr()
     linked, reads = 0, name.startswith(READERS)
     for path in steps(scene.root, scene.copy, watched.ended()):
@@ -190,7 +178,7 @@ def test_no_command_is_led_out(name, scene, tmp_path, monkeypatch, capsys):
         linked += 1
         watched = Watched(scene.outside)
         with contextlib.suppress(ValueError, OSError):
-            COMMANDS[name](scene.root)
+            COMMANDS[name]()
         assert not watched.ended(), path
         if reads:
             path.unlink()

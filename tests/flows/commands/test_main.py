@@ -88,12 +88,15 @@ def config(tmp_path: Path) -> Path:
 
 
 def test_a_build_says_what_it_made_and_a_second_one_that_there_was_nothing_to_do(config, tmp_path, terminal):
+    assert terminal.json("plan", config)["files"] == 1
+    assert not (tmp_path / "out/versions").exists()
     status, first, errors = terminal("build", config, "--no-server", "--quiet")
     assert (status, errors) == (0, "")
     assert first.startswith("published\n")
     for words in ("189 read, 189 written", "tokens in", "seconds", "(download", str(tmp_path / "out/versions")):
         assert words in first
     assert terminal.out("build", config, "--no-server").startswith("nothing to do")
+    assert "a build has nothing to do" in terminal.out("plan", config)
 
 
 def test_a_build_begins_anew_once_with_large_pages(monkeypatch):
@@ -209,13 +212,6 @@ def test_a_server_that_asks_for_a_secret_is_told_in_one_line(monkeypatch, tmp_pa
         monkeypatch.delenv("PREFECT_API_AUTH_STRING")
         (tmp_path / "profiles.toml").write_text('active = "a"\n[profiles.a]\nPREFECT_API_AUTH_STRING = "admin:secret"\n')
         assert prefect_server() == url
-
-
-def test_a_plan_tells_what_a_build_would_do_and_writes_no_dataset(config, tmp_path, terminal):
-    made = terminal.json("plan", config)
-    assert not (tmp_path / "out/versions").exists()
-    assert made["version"] == terminal.json("build", config)["version"]
-    assert "a build has nothing to do" in terminal.out("plan", config)
 
 
 def test_the_file_and_its_setting(tmp_path, terminal):

@@ -12,7 +12,6 @@ from flat_tokens.manifest import CLUSTER
 from flat_tokens.tools.terminal import percent
 from flows.pipelines.build import BuildResult
 from flows.pipelines.forget import forget
-from flows.pipelines.plan import plan
 from flows.watch.summaries import summary
 from tasks.config import BuildConfig
 from tasks.derive.request import ForgetRequest
@@ -94,7 +93,6 @@ def test_the_first_of_a_cluster_stays_with_any_workers_and_through_groups(tmp_pa
     shown = summary(config, results[0], "x")
     assert f"Near-duplicates: {len(dropped)} documents with nearly the text of another one are left out." in shown
     assert f"- a: {of_source[0]} near-duplicates, {percent(of_source[0] / 30)} of what was read" in shown
-    assert plan(config).documents == 40
 
 
 @pytest.mark.parametrize("by", ["key", "cluster"])
@@ -111,7 +109,6 @@ def test_a_column_says_which_are_kept_together(tmp_path, paths, by):
     apart = [mine for mine in clusters if len({splits[place] for place in mine}) > 1]
     assert bool(apart) == (by == "key")
     assert result.totals["documents"]["near_duplicates"] == sum(len(mine) - 1 for mine in clusters)
-    assert same_bytes(built({**settings, "output": str(tmp_path / "groups")}, None), result)
 
 
 @pytest.fixture

@@ -34,7 +34,6 @@ from tests.faults.support import (
     settings_of,
     shards_stay,
     unpublish,
-    version_digests,
     write_notes,
 )
 from tests.keys import KEY, OTHER, key_file, public_pem
@@ -100,37 +99,26 @@ def test_everything_that_is_read_of_a_signed_output_is_signed(settings, tmp_path
             build_here(settings)
 
 
-def test_a_forged_receipt_is_told_and_its_shard_is_made_again(settings, key, caplog):
-    """It is right but for its signature."""
+@pytest.mark.parametrize(("is_signed", "words"), [(True, "the signature next to it"), (False, "is not signed")])
+def test_a_forged_receipt_is_told_and_its_shard_is_made_again(settings, key, caplog, is_signed, words):
+    """It is right but for its signature, which is of another receipt or, as before there was a key, not there."""
     out = Path(settings["output"])
     with shards_stay():
-        first = build_here(settings)
+        build_here(settings)
         right = digests(out / "_cache")
         forged = min(receipts(out))
         receipt = out / "_cache" / forged / "receipt.json"
         facts = {name: value for name, value in json.loads(receipt.read_bytes()).items() if name != "sha256"}
         more = {"read": facts["read"] + 1, "written": facts["written"] + 1}
         receipt.write_bytes(receipt_json(TokenShard.model_validate(facts | more)))
+        if not is_signed:
+            Path(f"{receipt}.ed25519").unlink()
         unpublish(out)
-        again = build_here(settings)
-    assert again.version == first.version
+        build_here(settings)
     assert digests(out / "_cache") == right
     (told,) = [message for message in caplog.messages if "is not trusted and is rebuilt" in message]
     assert forged[:12] in told
-    assert "receipt.json: the signature next to it is of something else" in told
-
-
-def test_shards_from_before_the_key_are_told_and_made_again(settings, tmp_path, caplog):
-    with shards_stay():
-        first = build_here({**settings, "output": str(tmp_path / "other")})
-    (tmp_path / "out").mkdir()
-    shutil.copytree(tmp_path / "other/_cache", tmp_path / "out/_cache")
-    with signing.using(KEY):
-        again = build_here(settings)
-    assert sum("receipt.json: is not signed" in message for message in caplog.messages) == first.slices
-    signed = version_digests(tmp_path / "out", again.version)
-    del signed["manifest.json.ed25519"], signed["token_bytes.json.ed25519"]
-    assert signed == version_digests(tmp_path / "other", first.version)
+    assert f"receipt.json: {words}" in told
 
 
 def test_a_forged_version_with_matching_digests_is_refused(settings, key, tmp_path):

@@ -180,12 +180,9 @@ def test_a_refresh_of_a_table_reads_the_files_that_changed(
     options = settings(tmp_path, **source)
     before, first = latest(), refresh_here(options)
     assert (first.changes.headline, len(tokenized)) == ("100 files added", 100)
-    files = resolve_source(Source(**source), 0).files
     for change, headline, count in changes:
         tokenized.clear()
         change()
-        was, files = files, resolve_source(Source(**source), 0).files
-        assert files[: len(was)] == was or "removed" in headline  # those that came first stay first
         again = refresh_here(options)
         assert (again.changes.headline.partition(", web.")[0], len({*tokenized})) == (headline, count)
         assert made_from_nothing(again, options, tmp_path)

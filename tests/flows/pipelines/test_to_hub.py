@@ -82,9 +82,9 @@ def test_a_publication_that_was_stopped_goes_on(hub, tmp_path, monkeypatch):
     assert at(hub, result.version).keys() == at(hub, "main").keys()
     directory = snapshot_download(REPO, repo_type="dataset", revision=result.version)
     assert read_docs(Path(directory) / "zarr") == read_docs(tmp_path / "out")
-    again = publish(tmp_path, form="zarr")
-    assert (again.was_done, again.commit) == (True, told.commit)
-    assert again.headline == f"version {result.version} was published already: {hub.url}/datasets/org/notes"
+    assert (
+        publish(tmp_path, form="zarr").headline == f"version {result.version} was published already: {hub.url}/datasets/org/notes"
+    )
 
 
 def test_a_new_version_uploads_what_changed_and_removes_what_went(hub, tmp_path):
@@ -122,8 +122,7 @@ def test_a_bucket_has_a_directory_for_each_version(hub, tmp_path):
     parquet = f"hf://{bucket}/{second.version}/data/train-*.parquet"
     rows = datasets.load_dataset("parquet", data_files=parquet)["train"]["input_ids"]
     assert rows[:] == sequences(flat_tokens.open(tmp_path / "out").train)
-    card = files["README.md"][1].decode()
-    assert f'data_files="{parquet}"' in card
+    assert f'data_files="{parquet}"' in files["README.md"][1].decode()
 
 
 def link_out(version: Path) -> None:

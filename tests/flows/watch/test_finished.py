@@ -37,7 +37,6 @@ def server(answer: Callable[[httpx.Request], httpx.Response]) -> httpx.Client:
         (httpx.Response(200, json=__version__), True),
         (httpx.Response(200, json="3.0.0"), False),
         (httpx.Response(200, text="<html>"), False),
-        (httpx.Response(401, json={"exception_message": "Unauthorized"}), False),
         (httpx.ConnectError("refused"), False),
     ],
 )

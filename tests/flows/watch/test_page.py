@@ -8,15 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from flows.build import build_dataset
-from flows.refresh import refresh_dataset
 from flows.watch import api
-from flows.watch.page import ListedRun, bring_up_to_date, dataset_page, link_to_page
-from tasks.config import BuildConfig
+from flows.watch.page import ListedRun, bring_up_to_date, dataset_page
 from tasks.output.versions import Status, Version
-from tests.faults.support import settings_of, write_notes
-from tests.flows.asked import artifacts, on_prefect_server
-from tests.refusal import refusal
 
 AT = datetime(2026, 3, 1, 4, 5, tzinfo=UTC)
 
@@ -82,13 +76,6 @@ def test_a_failure_of_the_last_run_comes_first():
     assert "- Last failure: [refresh web 1](../../runs/flow-run/1), 2026-03-02 04:05 UTC" in lines
 
 
-def test_before_anything_is_published_the_page_says_so():
-    empty = Status(output="/data/web", versions=(), last_refresh=None, cache_bytes=0)
-    page = dataset_page("web", empty, [], "none")
-    assert "Nothing is published yet." in page
-    assert "flat_tokens.open" not in page
-
-
 DAILY = {"cron": "0 3 * * *", "timezone": "Europe/Paris", "day_or": True}
 DEPLOYMENT = "../../deployments/deployment/7"
 
@@ -108,53 +95,23 @@ DEPLOYMENT = "../../deployments/deployment/7"
 )
 def test_the_schedule_is_that_of_the_deployment_of_the_name(tmp_path, schedules, is_paused, line):
     """As the API tells of it; and what the page says is left under the run."""
-    left = []
-    said = []
+    sent, at = {}, "2026-03-10T04:05:00Z"
+    failed = {"type": "FAILED", "message": "notes.jsonl, line 1 (row 0)"}
+    last = {"id": "9", "name": "refresh my web", "parameters": {}, "tags": [], "total_run_time": 75.0, "state": failed}
 
     def answer(request: httpx.Request) -> httpx.Response:
-        body = json.loads(request.content or b"null")
-        match request.url.raw_path.decode():
-            case "/api/deployments/name/refresh-dataset/my%20web":
-                told = [{"schedule": one, "active": True} for one in schedules]
-                return httpx.Response(
-                    200, json={"id": "7", "paused": is_paused, "schedules": told, "description": "Mine.\n\n[Old](x)"}
-                )
-            case "/api/flow_runs/filter" if "deployment_id" in body["flow_runs"]:
-                return httpx.Response(200, json=[{"expected_start_time": "2026-03-10T04:05:00Z"}])
-            case "/api/flow_runs/filter":
-                return httpx.Response(200, json=[])
-            case "/api/artifacts/":
-                left.append(body)
-                return httpx.Response(201, json={"id": "5"})
-        assert request.method == "PATCH"
-        said.append(body["description"])
-        return httpx.Response(204)
+        sent[request.url.raw_path.decode()] = json.loads(request.content or b"null")
+        if request.url.path == "/api/flow_runs/filter":
+            return httpx.Response(200, json=[{**last, "start_time": at, "expected_start_time": at}])
+        told = {"id": "7", "paused": is_paused, "schedules": [{"schedule": one, "active": True} for one in schedules]}
+        return httpx.Response(200, json={**told, "description": "Mine.\n\n[Old](x)"})
 
     with httpx.Client(base_url="http://server/api", transport=httpx.MockTransport(answer)) as client:
         bring_up_to_date(client, api.Run("3", "build my web", AT), "my web", str(tmp_path), ["dataset:my web"])
-    ((key, run_id, text),) = [(one["key"], one["flow_run_id"], one["data"]) for one in left]
-    assert (key, run_id) == ("dataset-my-web", "3")
-    assert f"- Schedule: {line}" in text.splitlines()
-    (about,) = said
-    assert about.startswith("Mine.\n\n[Page of the dataset](../../artifacts/artifact/5): nothing is published yet")
-
-
-@on_prefect_server
-def test_each_run_brings_the_page_up_to_date(tmp_path):
-    """A build and three refreshes, of which the last two fail."""
-    notes = write_notes(tmp_path / "in/notes.jsonl", 6)
-    config = BuildConfig.model_validate(settings_of(tmp_path / "out", notes, name="Page_Of"))
-    first = build_dataset(config)
-    write_notes(notes, 7)
-    second = refresh_dataset(config)
-    notes.write_text('{"id": "a", "text": 5}\n')
-    for _ in range(2):
-        with refusal("row 0"):
-            refresh_dataset(config)
-
-    _, text = artifacts("dataset-page-of")[-1]
-    assert text.index("**The last run failed**: ") < text.index(f"Latest version: `{second.version}`")
-    assert f"- `{first.version}` (" in text
-    assert text.count(" refresh](../../runs/flow-run/") == 3
-    assert text.count(" build](../../runs/flow-run/") == 1
-    assert link_to_page("Page_Of") in artifacts("page-of-summary")[-1][1]
+    assert "/api/deployments/name/refresh-dataset/my%20web" in sent
+    page = sent["/api/artifacts/"]
+    assert (page["key"], page["flow_run_id"]) == ("dataset-my-web", "3")
+    shown = "- [2026-03-10 04:05 refresh](../../runs/flow-run/9), 1:15: Failed: notes.jsonl, line 1 (row 0)"
+    assert {f"- Schedule: {line}", shown} <= set(page["data"].splitlines())
+    about = sent["/api/deployments/7"]["description"]
+    assert about.startswith("Mine.\n\n[Page of the dataset](../../artifacts/artifact/7): nothing is published yet")
