@@ -73,9 +73,6 @@ def test_a_hundred_small_slices_are_a_few_tasks_and_the_same_dataset(tmp_path):
     seen = task_runs("build small with bytes")
     tokenized = [name for name in seen if name.startswith("tokenize ")]
     assert 100 / PACK_ITEMS <= len(tokenized) < 50
-    others = [int(name.split(" and ")[1].split()[0]) if " and " in name else 0 for name in tokenized]
-    assert sum(others) + len(others) == 100
-    assert 0 < max(others) < PACK_ITEMS
 
 
 @pytest.mark.timeout(120)

@@ -88,8 +88,6 @@ def test_results_as_json(config, tmp_path, terminal):
     assert terminal.json("versions", output)[0]["version"] == refreshed["version"]
     collected = terminal.json("gc", output)
     assert (collected["garbage"], collected["deleted"]) == ([], False)
-    (rerun,) = terminal.json("retokenize", "--trust-records", output, "--tokenizer", "bytes")
-    assert rerun["path"].startswith(f"{output}-bytes/versions/")
     policy = terminal.lines("refresh", config, "--keep", "1", "--days", "0", "--set", "split_seed=1")
     assert f"  removed    version {refreshed['version']}" in policy
 

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import threading
 from collections import deque
 from concurrent.futures import Future
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, TypeVar
 import pytest
 
 from flows.pipelines.build import build
-from flows.pipelines.stages import FINALIZE, OF_A_BUILD, SPLIT, TOKENIZE, Stage, in_order, started_in_order
+from flows.pipelines.stages import FINALIZE, OF_A_BUILD, SPLIT, TOKENIZE, started_in_order
 from flows.runners import processes
 from flows.runners.processes import Processes, Threads
 from tasks.assemble.write import Span
@@ -101,19 +100,6 @@ def test_processes_and_this_one_share_half_of_the_memory(monkeypatch):
     with Processes(9):
         assert engines.resident_limit(16) == 512 << 20
     assert engines.resident_limit(16) == 5 << 30
-
-
-def test_an_item_that_takes_long_does_not_keep_many_workers_waiting():
-    rest_is_done = threading.Barrier(2, timeout=60)
-    left = iter(range(20, 0, -1))
-
-    def work(item: int) -> int:
-        if item == 0 or next(left) == 1:
-            rest_is_done.wait()
-        return item
-
-    with Threads(processes.WORKERS_OF_A_PROCESS + 1) as runner:
-        assert list(in_order(runner, range(21), Stage("work", work, str).given())) == list(range(21))
 
 
 def done(result: T) -> Future[T]:
