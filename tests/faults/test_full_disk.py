@@ -107,12 +107,3 @@ def test_full_file_system_fails_the_command_in_one_line_and_more_room_completes_
     calm = build_here({**settings, "output": str(tmp_path / "calm")})
     assert version_digests(tmp_path / "out", calm.version) == version_digests(tmp_path / "calm", calm.version)
     assert staged(tmp_path / "out") == []
-
-
-def test_output_that_is_no_directory_is_refused_in_one_line(settings, tmp_path, terminal):
-    (tmp_path / "file").write_text("in the way")
-    config = write_config({**settings, "output": str(tmp_path / "file/out")}, tmp_path)
-    errors = terminal.errors("build", config, "--no-server", status=1)
-    assert errors.splitlines() == [
-        f"flat-tokens-service build: cannot write to output {tmp_path}/file/out: Not a directory. Choose another output."
-    ]

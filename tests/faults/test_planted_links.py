@@ -143,14 +143,6 @@ def test_a_build_writes_through_no_link_below_its_output(name, settings, tmp_pat
     assert tree_of(elsewhere) == before
 
 
-def test_an_output_and_what_is_above_it_may_be_links(settings, tmp_path):
-    """The user made them."""
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "out").symlink_to(tmp_path / "disk")
-    assert Path(build_here(settings).path).is_relative_to(tmp_path / "out")
-    assert (tmp_path / "disk/latest.json").exists()
-
-
 def test_groups_and_reports_are_written_through_no_link(tmp_path, elsewhere):
     (tmp_path / "out/_groups").mkdir(parents=True)
     mine = group(tmp_path)

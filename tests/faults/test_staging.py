@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +61,6 @@ def test_remains_of_a_sweep_or_of_a_death_between_two_steps_are_swept(tmp_path):
         raise RuntimeError("stop")
     assert list(tmp_path.iterdir()) == []
     sweep(str(tmp_path))
-
-
-def test_a_build_that_died_behind_its_commit_on_a_store_is_cleared_up_after(settings, tmp_path):
-    """Its rerun has nothing to write, and no attempt of its own."""
-    settings |= {"output": f"memory://{uuid.uuid4().hex}", "scratch": str(tmp_path / "scratch")}
-    left = tmp_path / "scratch/_staging" / build_here(settings).version / "dead"
-    left.mkdir(parents=True)
-    assert build_here(settings).was_published
-    assert not (tmp_path / "scratch/_staging").exists()
 
 
 def test_attempts_that_come_and_go_do_not_sweep_each_other(tmp_path):
