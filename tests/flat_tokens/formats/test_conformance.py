@@ -231,19 +231,21 @@ ROWS = {
                     ([(4, 16)], "begins with offset 4"),
                     ([(0, 2**62), (2**62, 2**62), (-(2**63), 2**62)], "a document of 4611686018427387904 bytes"),
                     ([(0, 8), (-16, 12)], "a document of"),  # 24 too low after one file
+                    ([(0, 8), (20, 12)], "a document of"),  # 12 too high
+                    ([(0, 8), (2, 12)], "a document of"),
                     ([(0, 8), (-4, 8), (16, 4)], "a document of"),  # right again after two files, which no merger makes
                 ]
             ),
             (pbin([(0, 8), (0, 12)]), "set ignore_offsets to go by the lengths alone"),
             (pbin(pickle.dumps([(0, 20), os.mkdir])), "its index has opcode .* nothing in it was run"),
-            *((pbin([(0, 20)], length), "") for length in (0, 4, 19, 21, 2**63)),
-            *((pbin([(0, 20)], width=width), "") for width in (0, 3, 8)),
+            *((pbin([(0, 20)], length), "") for length in (0, 4, 19, 21, 2**31, 2**63, 2**64 - 1)),
+            *((pbin([(0, 20)], width=width), "") for width in (0, 3, 8, 2**32 - 1)),
         ],
         [(pbin([(0, 20)], tokens=integers("I", 2**31, *[0] * 4)), "holds 0 to 2147483648")],
         widths=[(256, 1), (257, 2), *WIDTHS],
         refused=[([[3]], {"end_of_text": 256, "vocabulary_size": 256}, "max_token_id or end_of_text is 256")],
         others=[
-            (pbin([(0, 8), (0, 12)]), Modalities(ignore_offsets=True), [[0] * 2, [0] * 3]),
+            (pbin(pickle.dumps([(0, 8), (0, 12)], 2)), Modalities(ignore_offsets=True), [[0] * 2, [0] * 3]),
             *(  # merged by Modalities, which takes 12 off the offsets behind each file
                 (pbin(pairs, tokens=integers("I", 1, 2, 3, 4, 5)), Modalities(), found)
                 for pairs, found in [([(0, 4), (-8, 8), (-12, 4), (-20, 0), (-8, 4)], [[1], [2, 3], [4], [], [5]])]
@@ -269,6 +271,7 @@ ROWS = {
             (idx(version=2), "has version 2"),
             (idx(code=9), "token type 9"),
             (changed_idx(-1), "entries take 82"),
+            (changed_idx(None, b"x"), "entries take 82"),
             (changed_idx(26, bytes(8)), "0 document entries"),
             (changed_idx(18), "is truncated"),
             (idx([2, 4]), "sequences are bytes 0 to 24, but .* has 20"),
@@ -390,6 +393,7 @@ ROWS = {
                     (npy_of("<u4", (1, 2)), "tokens are in one dimension"),
                     (npy_of("<f4", (2,)), "but tokens are .* of uint16 or uint32"),
                     (npy_of("<u2", (4,)), "tokens of uint16, but jaxformer"),
+                    (b"\x93NUMPY\x01\x00\xff\xff{{", "its header is b'{{'"),
                     (b"\x93NUMPY\x01\x00\xff\xff" + b"(" * 4000, "its header is"),
                     (b"\x93NUMPY\x09\x00\x00\x00\x00\x00", "is not a .npy file"),
                     (b"", "is not a .npy file"),
@@ -421,6 +425,7 @@ ROWS = {
                     (integers("i", 20240520, 1, 0), "has 12 bytes, but its header says 1024"),
                     (llmc(bytes(4), 20240801, 1, 1), "begins with 20240801, 1, 1, but .* 20240801, 7 "),
                     (llmc(bytes(4), 20240801, 7, 1), r"has tokens of uint32, but llm\.c has uint16"),
+                    (b"", "begins with 0, 0, 0"),
                 ]
             ),
         ],
@@ -539,13 +544,13 @@ ROWS = {
         ("train", "train/index.json", "train/shard.00000.mds"),
         [
             ({"index.json": text.encode()}, "")
-            for text in ("", "[]", "[" * 200_000, '{"version": 2}', '{"version": 2, "shards": 3}', '{"version": 1}')
+            for text in ("", "{", "[]", "null", "[" * 200_000, '{"version": 2}', '{"version": 2, "shards": 3}', '{"version": 1}')
         ],
         [({"shard": mds(b"\x06\0\0\0\x04\x01" + integers("i", wrong))}, f"holds {wrong} ") for wrong in (-1, -(2**31))],
         [
             *(
                 {"raw_data": {"basename": name}}
-                for name in ("../secret", "/etc/passwd", "a/../../secret", "..\\secret", "a\0b", "")
+                for name in ("../secret", "/etc/passwd", "a/../../secret", "..\\secret", "a\0b", "", 3)
             ),
             {
                 "zip_data": {"basename": "../secret", "bytes": 3},
@@ -555,13 +560,16 @@ ROWS = {
             *({"raw_data": {"bytes": size}} for size in (-1, 2**40, "3")),
             lambda shard: shard["raw_data"].pop("bytes"),
             {"raw_data": None},
-            *({"samples": count} for count in (-1, True)),
+            *({"samples": count} for count in (-1, 2**40, True)),
             {"format": "csv"},
             {"version": 1},
             *({"column_names": names} for names in ([], ["text"], None)),
             {"column_encodings": ["ndarray:int32:2,2"], "column_sizes": [16]},
-            *({"column_encodings": [kind]} for kind in ("pkl", "ndarray:float32", "ndarray:int32:4")),
-            *({"column_sizes": sizes} for sizes in ([8], [None, None])),
+            *(
+                {"column_encodings": [kind]}
+                for kind in ("pkl", "ndarray:float32", "ndarray:int32:99999999999999", "ndarray:int32:4")
+            ),
+            *({"column_sizes": sizes} for sizes in ([8], [-8], [None, None])),
             {"column_names": ["attention_mask", "tokens"], "column_encodings": ["ndarray:int32"] * 2, "column_sizes": [None] * 2},
         ],
         [
@@ -590,10 +598,12 @@ ROWS = {
         wrong=[
             {"length": 0},
             {"length": 2**30},
+            {"size_limit": 0},
             {"size_limit": 2**32},
             {"size_limit": 2**30, "compression": "gz"},
             {"compression": "lzma"},
             {"end_of_text": -1},
+            {"end_of_text": 2**31},
             {"drop_last": True},
             {"bytes_type": "float32"},
             {"column": ""},
@@ -634,6 +644,7 @@ ROWS = {
                 {"chunks": {0: chunk}}
                 for chunk in (
                     {"filename": "../secret"},
+                    {"filename": 3},
                     {"chunk_size": -1},
                     {"chunk_size": True},
                     {"dim": 2**40},

@@ -132,17 +132,6 @@ def test_lists_of_any_integers_are_read(tmp_path, name, chosen, kind):
     assert read(tmp_path / name, chosen.options()) == {"train": rows}
 
 
-def test_a_row_group_larger_than_memory_should_be_is_read_piece_by_piece(tmp_path):
-    """64 MB in one row group of many rows; Arrow never holds more than a few batches of it."""
-    rows = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(1 << 24, dtype=np.int32)), 1 << 10)
-    pq.write_table(lists(rows), tmp_path / "a.parquet", row_group_size=1 << 14, use_dictionary=False, compression="none")
-    del rows
-    split, before = PARQUET.open(Files.at(tmp_path), Parquet())["train"], pa.total_allocated_bytes()
-    peaks = [pa.total_allocated_bytes() - before for _ in split.batches(max_tokens=1 << 18)]
-    assert len(peaks) >= 64
-    assert max(peaks) < 16 << 20
-
-
 def test_offsets_that_lie_are_refused(tmp_path):
     """Arrow itself reads where they point."""
     path = tmp_path / "a.arrow"

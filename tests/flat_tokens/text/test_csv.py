@@ -90,13 +90,16 @@ BARE = 'id\ttext\n0\ta\n1\t"I came,\n2\tI saw, I conquered."\n3\tend\n'
 BARE_ROWS = [(0, b"a", b"0"), (1, b'"I came,', b"1"), (2, b'I saw, I conquered."', b"2"), (3, b"end", b"3")]
 
 
+@pytest.mark.parametrize("by_rows", [False, True])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize(("name", "delimiter"), [("a.tsv", None), ("a.csv", ";"), ("a.txt", "|")])
-def test_rows_are_not_merged_by_bare_quotes(tmp_path, name, delimiter, end):
+def test_rows_are_not_merged_by_bare_quotes(tmp_path, monkeypatch, name, delimiter, end, by_rows):
     """Whether the quotes are text is not to be seen: a setting says it."""
     path = tmp_path / name
     path.write_bytes(BARE.replace("\t", delimiter or "\t").replace("\n", end).encode())
 
+    if by_rows:
+        monkeypatch.setattr("flat_tokens.text.csv._blocks", lambda *_: iter([None]))
     told = {"delimiter": delimiter}
     _, error = rows_of(path, ("text", "id"), **told)
     assert error.startswith(f"{name}: the row that begins '1")
