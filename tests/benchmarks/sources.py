@@ -11,14 +11,13 @@ import itertools
 import json
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv
-import pyarrow.dataset
 import pyarrow.json
+import pyarrow.parquet as pq
 import zstandard
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 from isal import igzip
@@ -63,8 +62,29 @@ def write_all(lines: Path, directory: Path) -> dict[str, tuple[FileFormat, Path]
     return found
 
 
-def floor_of_table(path: Path, kind: Any) -> Iterator[pa.Array]:
-    for batch in pa.dataset.dataset(path, format=kind).to_batches(columns=["text"], batch_size=1000, use_threads=False):
+def floor_of_parquet(path: Path) -> Iterator[pa.Array]:
+    for batch in pq.ParquetFile(path, pre_buffer=False).iter_batches(1000, columns=["text", "id"], use_threads=False):
+        yield batch.column("text")
+
+
+def floor_of_arrow(path: Path) -> Iterator[pa.Array]:
+    with pa.OSFile(str(path)) as file:
+        reader = pa.ipc.open_file(file)
+        for i in range(reader.num_record_batches):
+            yield reader.get_batch(i).column("text")
+
+
+def floor_of_json_lines(path: Path) -> Iterator[pa.Array]:
+    with path.open("rb") as lines:
+        longest = max(map(len, lines))
+    options = pa.json.ReadOptions(use_threads=False, block_size=max(8 << 20, 2 * longest))
+    for batch in pa.json.open_json(path, read_options=options):
+        yield batch.column("text")
+
+
+def floor_of_csv(path: Path) -> Iterator[pa.Array]:
+    options = pa.csv.ReadOptions(use_threads=False, block_size=32 << 20)
+    for batch in pa.csv.open_csv(path, options, pa.csv.ParseOptions(newlines_in_values=True)):
         yield batch.column("text")
 
 
@@ -90,10 +110,10 @@ def by_thousands(texts: Iterable[bytes]) -> Iterator[pa.Array]:
 
 
 FLOORS: dict[FileFormat, Callable[[Path], Iterator[pa.Array]]] = {
-    "parquet": partial(floor_of_table, kind="parquet"),
-    "arrow": partial(floor_of_table, kind="ipc"),
-    "jsonl": partial(floor_of_table, kind=pa.dataset.JsonFileFormat(read_options=pa.json.ReadOptions(block_size=64 << 20))),
-    "csv": partial(floor_of_table, kind=pa.dataset.CsvFileFormat(pa.csv.ParseOptions(newlines_in_values=True))),
+    "parquet": floor_of_parquet,
+    "arrow": floor_of_arrow,
+    "jsonl": floor_of_json_lines,
+    "csv": floor_of_csv,
     "text": floor_of_text,
     "warc": floor_of_warc,
     "tar": floor_of_tar,
