@@ -176,6 +176,8 @@ def test_hosts_share_the_same_rows_of_every_step(train, order, drop_last):
         for hosts in ((4, 1, 4, 2, 4, 8, 4, 16)[step % 8],):
             parts = [balanced.shard(host, hosts) for host in range(hosts)]
             rows = [part.indices(step).tolist() for part in parts]
+            later = ShuffledLoader(view, 16, 3, balance=True, start=plain.position(step), **settings)
+            assert rows[-1] == later.shard(hosts - 1, hosts).indices(0).tolist()
             assert [len(its) for its in rows] == [len(plain.shard(host, hosts).indices(step)) for host in range(hosts)]
             assert sorted(row for its in rows for row in its) == sorted(plain.indices(step).tolist())
             if hosts == 4:

@@ -145,12 +145,6 @@ def test_a_run_that_changes_batch_size_and_hosts_sees_the_same_stream(length, ep
     assert np.array_equal(streams_of(seen, streams), expected)
 
 
-def test_a_loader_says_what_it_is():
-    view = Numbers(10_000)
-    assert repr(ShuffledLoader(view, 2)) == f"<ShuffledLoader: 5,000 steps of 2 rows of {view!r}>"
-    assert repr(ShuffledLoader(view, 2, epochs=None)) == f"<ShuffledLoader: endless steps of 2 rows of {view!r}>"
-
-
 def test_a_run_that_is_over_goes_on_with_no_steps():
     loader = ShuffledLoader(Numbers(10), 4)
     assert loader.position(len(loader)) == 10

@@ -124,7 +124,7 @@ def test_cuts_are_even_and_others_in_each_epoch():
     assert (sizes.min() < 3, sizes.max() > 90) == (True, True)
 
 
-@pytest.mark.parametrize("order", ["shuffled", BlockOrder(4, 2, 2)], ids=str)
+@pytest.mark.parametrize("order", ["shuffled", BlockOrder(4, 2, 2)])
 def test_a_run_goes_on_at_every_step_on_any_hosts_with_the_cuts_of_its_epoch(order):
     train = split_of(documents_of(np.random.default_rng(0).integers(0, 40, 60).tolist()))
     view = train.packed_documents(48, fim=FIM, fit="crop", eos=9005)
