@@ -337,12 +337,12 @@ def row_of(value: JsonObject, file: TextFile) -> Line:
     for column, reason in (*((column, "null") for column in needed), (file.id_column, "null_id")):
         if column is not None and value_at(value, column) is ABSENT:
             raise BadRowError(reason, f"the line has no key {column!r}")
-    columns = [column for column in (file.text_column, file.completion_column, file.tools_column) if column is not None]
-    texts = [_value(value, column) for column in columns]
-    for column, text in zip(columns, texts, strict=True):
+    texts = [_value(value, column) for column in file.text_columns]
+    for column, text in zip(file.text_columns, texts, strict=True):
         if text is not None and not isinstance(text, (str, list) if file.has_messages else str):
             wanted = f"an array of {'tools' if column == file.tools_column else 'messages'}" if file.has_messages else "a string"
-            raise BadRowError("wrong_type", f"{column!r} is a JSON {_json_type(text)}, not {wanted}")
+            remedy = "; a list of messages is source.messages_column" if isinstance(text, list) else ""
+            raise BadRowError("wrong_type", f"{column!r} is a JSON {_json_type(text)}, not {wanted}{remedy}")
     identity = _value(value, file.id_column) if file.id_column else None
     if identity is not None and type(identity) not in (str, int):
         raise BadRowError("wrong_type", f"{file.id_column!r} is a JSON {_json_type(identity)}, not a string or an integer")

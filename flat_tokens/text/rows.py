@@ -262,7 +262,10 @@ def check_columns(file: TextFile, schema: pa.Schema) -> None:
         right = (setting == "id_column" and pa.types.is_integer(kind)) or is_list
         if not (is_text(kind) or right or pa.types.is_null(kind)):
             wanted = WANTED.get(setting, "text")
-            raise ValueError(f"{file.name}: column {column!r} is {kind}, not {wanted}. Set source.{setting} to another column.")
+            raise ValueError(
+                f"{file.name}: column {column!r} is {kind}, not {wanted}. Set source.{setting} to another column"
+                f"{', or source.messages_column to this one' if is_messages(kind) else ''}."
+            )
 
 
 def check_names(file: TextFile, names: Iterable[str]) -> None:

@@ -104,7 +104,11 @@ LINES = {
     "null": (b'{"text": null}', "null", "the text is null"),
     "missing key": (b'{"body": "a"}', "null", "the line has no key 'text'"),
     "integer": (b'{"text": 7}', "wrong_type", "'text' is a JSON number, not a string"),
-    "object": (b'{"text": {"text": "a"}}', "wrong_type", "'text' is a JSON object, not a string"),
+    "messages": (
+        b'{"text": [{}]}',
+        "wrong_type",
+        "'text' is a JSON array, not a string; a list of messages is source.messages_c",
+    ),
     "line is an array": (b'["a"]', "wrong_type", "the line is a JSON array, not an object"),
     "line is a null": (b"null", "wrong_type", "the line is a JSON null, not an object"),
     "two objects on a line": (b'{"text": "a"}{"text": "b"}', "malformed", "the line is not JSON (Extra data"),
@@ -366,8 +370,10 @@ FILES = {
         arrow(pa.array(["a"])).replace(b"text", b"tex\xff"),
         r"^a.arrow cannot be read as arrow: 'utf-8' codec can't decode",
     ),
-    "column of integers": File(
-        "a.parquet", parquet(pa.array([1, 2])), r"^a.parquet: column 'text' is int64, not text. Set source.text_col"
+    "column of messages": File(
+        "a.parquet",
+        parquet(pa.array([[{"role": "user"}]])),
+        r"^a.parquet: column 'text' is list<.*, not text. Set .* to another column, or source.messages_column to this",
     ),
     "fractions as ids": File(
         "a.parquet",
