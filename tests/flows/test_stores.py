@@ -57,6 +57,8 @@ def test_object_stores_as_output_and_source_give_the_same_objects_as_a_disk(tmp_
     assert flat_tokens.verify(f"{bucket}/out", "full").seq_count == 189
     assert run(f"{bucket}/out", tmp_path / "scratch", source=source, **settings).was_published
     assert len(list((tmp_path / "scratch/files").glob("*.raw"))) == 1
+    assert run(f"{bucket}/out", tmp_path / "anew", source=source, **settings).was_published
+    assert not list((tmp_path / "anew").rglob("*.raw"))
 
 
 @pytest.mark.slow

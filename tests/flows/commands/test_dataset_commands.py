@@ -61,6 +61,7 @@ def test_an_export_keeps_to_the_roots(tmp_path, monkeypatch, terminal):
         ("import A OUT --format megatron", "import-dataset", {}),
         ("retokenize A --tokenizer gpt2 --output OUT", "retokenize-dataset", {}),
         ("build CONFIG --set split_seed=1", "build-dataset", {}),
+        ("refresh CONFIG", "refresh-dataset", {"keep_versions": None, "grace_days": 7.0}),
         ("refresh CONFIG --keep 2 --days 1", "refresh-dataset", {"keep_versions": 2, "grace_days": 1.0}),
     ],
 )

@@ -119,7 +119,7 @@ def signed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("action", ["drop", "keep"])
 def test_a_refresh_signs_the_segment_that_has_changed(tmp_path, signed, action):
-    """And gives the bytes of a build from nothing; another threshold signs nothing."""
+    """And gives the bytes of a build from nothing; another threshold signs nothing, shingles of another length all texts."""
     texts = texts_of(60, 5)
     settings = told(tmp_path / "out", put(tmp_path / "a.jsonl", texts), action=action, slice_bytes=100_000)
     assert refresh_here(settings).build is not None
@@ -136,6 +136,8 @@ def test_a_refresh_signs_the_segment_that_has_changed(tmp_path, signed, action):
     other = refresh_here({**settings, "documents": near})
     assert (sum(signed), other.text_bytes_tokenized) == (0, 0)
     assert other.version != result.version
+    refresh_here({**settings, "documents": {"near_duplicates": {"words": 3}}})
+    assert sum(signed) == 60
 
 
 def test_forgotten_documents_take_their_near_copies_with_them(tmp_path):

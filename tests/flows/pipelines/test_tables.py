@@ -24,7 +24,7 @@ from tasks.download import iceberg
 from tasks.download.sources import resolve_source
 from tests.faults.support import Settings, build_here, digests, refresh_here, same_bytes
 from tests.flows.pipelines.test_reruns import tokenized  # noqa: F401  a fixture
-from tests.flows.test_stores import bucket  # noqa: F401  a fixture
+from tests.flows.test_stores import bucket, s3  # noqa: F401  fixtures
 from tests.processes import serving
 from tests.refusal import refusal
 from tests.sources import held
@@ -32,6 +32,7 @@ from tests.sources import held
 deltalake = pytest.importorskip("deltalake")
 pyiceberg = pytest.importorskip("pyiceberg")
 types = pytest.importorskip("pyiceberg.types")
+load_catalog = pytest.importorskip("pyiceberg.catalog").load_catalog
 
 
 def rows(first: int, stop: int) -> pa.Table:
@@ -69,8 +70,6 @@ def append_delta(place: str, first: int, stop: int, **options: Any) -> None:
 @pytest.fixture
 def catalog(tmp_path: Path) -> Any:
     """A catalog in a file of SQLite, next to its warehouse."""
-    from pyiceberg.catalog import load_catalog
-
     (tmp_path / "warehouse").mkdir()
     found = load_catalog("default", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/warehouse")
     found.create_namespace("texts")
@@ -167,11 +166,13 @@ def test_a_refresh_of_a_table_reads_the_files_that_changed(
     """Files are added and joined, rows deleted. Each version is the one of a build from nothing."""
     source, latest, changes = make(tmp_path, catalog)
     options = settings(tmp_path, **source)
-    before, first = latest(), refresh_here(options)
+    before, first, files = latest(), refresh_here(options), resolve_source(Source(**source), 0).files
     assert (first.changes.headline, len(tokenized)) == ("100 files added", 100)
     for change, headline, count in changes:
         tokenized.clear()
         change()
+        was, files = files, resolve_source(Source(**source), 0).files
+        assert files[: len(was)] == was or "removed" in headline  # those that came first stay first
         again = refresh_here(options)
         assert (again.changes.headline.partition(", web.")[0], len({*tokenized})) == (headline, count)
         assert made_from_nothing(again, options, tmp_path)
@@ -334,6 +335,16 @@ def test_tables_in_stores_give_what_they_give_on_a_disk(tmp_path, bucket):  # no
     assert len(resolve_source(Source(table=f"{bucket}/tab", version=2), 0).files) == 3
 
 
+@pytest.mark.slow
+def test_an_iceberg_table_is_read_from_a_store(tmp_path, s3):  # noqa: F811
+    files = {"py-io-impl": "pyiceberg.io.fsspec.FsspecFileIO", "warehouse": f"{s3}/warehouse"}
+    catalog = load_catalog("default", uri=f"sqlite:///{tmp_path}/catalog.db", **files)
+    catalog.create_namespace("texts")
+    table = catalog.create_table("texts.web", rows(0, 1).schema)
+    table.append(rows(0, 5))
+    assert len(documents(build_here(settings(tmp_path, table.metadata_location)).path)) == 5
+
+
 def test_a_table_that_cannot_be_read_is_refused_with_its_version(tmp_path, catalog, monkeypatch):
     place, log = str(tmp_path / "tab"), tmp_path / "tab/_delta_log"
     append_delta(place, 0, 2)
@@ -379,6 +390,8 @@ def test_a_table_that_cannot_be_read_is_refused_with_its_version(tmp_path, catal
     file = tmp_path / "tab" / actions_of(place, 1)["add"]["path"]
     pq.write_table(rows(2, 4).set_column(1, "text", pa.array([1, 2])), file)
     refused(r"source 'web': table .*/tab, version 1: part-.*: column 'text' is int64, not text")
+    pq.write_table(rows(2, 4).set_column(3, "n", pa.array(["a", "b"])), file)
+    refused(r"column 'n' is .* of local files \(tab\) \(Delta table\), version 1 and .* version 1\. Repair one")
     file.unlink()
     refused(r"Delta table .*/tab, version 1 needs the file .*tab/part-.*, which is gone: the table was vacuumed, or")
     (log / f"{2:020}.json").write_text("")

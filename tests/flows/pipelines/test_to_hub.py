@@ -99,6 +99,7 @@ def test_a_new_version_uploads_what_changed_and_removes_what_went(hub, tmp_path)
     assert (told.removed, "LICENSE" in now, "zarr/stale" in now) == (1, True, False)
     assert 0 < told.uploaded < told.files
     assert at(hub, first.version) == old
+    assert now["zarr/manifest.json"] == Path(second.path, "manifest.json").read_bytes()
 
 
 def test_a_bucket_has_a_directory_for_each_version(hub, tmp_path):

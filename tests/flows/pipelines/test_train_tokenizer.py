@@ -173,7 +173,7 @@ def test_what_was_trained_before_is_not_trained_again(home, tmp_path, monkeypatc
     again = trained(settings, request, tmp_path / "to")
     assert (first.was_done, again.was_done) == (False, True)
     assert again.vocabularies == first.vocabularies
-    for other in (request_of(280, fraction=0.5), request_of(280, special_tokens=("<s>",))):
+    for other in (request_of(280, pattern="gpt2"), request_of(280, fraction=0.5), request_of(280, special_tokens=("<s>",))):
         with refusal(r"tokenizer\.json: was trained on other text, or with other settings\. .*--to"):
             trained(settings, other, tmp_path / "to")
 
@@ -247,5 +247,7 @@ def test_the_command_trains_cuts_and_says_what_it_wrote(tmp_path, terminal):
     assert told.startswith("2 vocabularies, 270 and 280 ids, of ")
     assert "vocabularies/notes-270  270 ids, " in told
     trained_one = str(tmp_path / "vocabularies/notes-280")
+    errors = terminal.errors("train-tokenizer", "--from", trained_one, "--pattern", "gpt2", "--vocab-size", "260", *common)
+    assert "--from reads no text: pattern" in errors
     (cut,) = terminal.json("train-tokenizer", "--from", trained_one, "--vocab-size", "260", *common)["vocabularies"]
     assert (cut["vocab_size"], cut["merges"]) == (260, 3)
