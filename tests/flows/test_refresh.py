@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from prefect.exceptions import ParameterTypeError
 
 import flat_tokens
 from flows.build import build_dataset
@@ -79,6 +80,12 @@ def test_the_flow_of_a_rerun_gives_what_the_flow_of_a_build_gives(config, tmp_pa
     )
     assert [result.path.split("/versions/")[0] for result in results] == [f"{tmp_path}/bytes", f"{tmp_path}/gpt2"]
     assert flat_tokens.verify(tmp_path / "gpt2", "full").seq_count == 5
+
+
+@pytest.mark.parametrize("policy", [{"keep_versions": 0}, {"grace_days": -1}])
+def test_a_policy_that_keeps_nothing_is_refused(config, policy):
+    with pytest.raises(ParameterTypeError):
+        refresh_dataset.validate_parameters({"config": config, **policy})
 
 
 @on_prefect_server

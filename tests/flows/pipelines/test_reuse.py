@@ -81,6 +81,9 @@ def test_content_that_moves_between_files_costs_its_seams(tmp_path):
         put(tmp_path / f"in/{name}.jsonl", those)
     result = check_same(tmp_path)
     assert result.text_bytes_tokenized < some < result.totals["documents"]["text_bytes"]
+    put(tmp_path / "in/b.jsonl", rows)
+    (tmp_path / "in/c.jsonl").unlink()
+    assert check_same(tmp_path).text_bytes_tokenized < some
 
 
 def test_what_is_left_out_is_in_the_same_order(tmp_path):

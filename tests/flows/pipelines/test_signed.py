@@ -298,8 +298,8 @@ def test_a_rollback_is_signed_with_a_number_of_its_own(output, public, tmp_path)
 def test_what_was_made_without_the_key_is_not_published(output, public, tmp_path, monkeypatch, tool):
     with monkeypatch.context() as other:
         other.delenv(KEY_FILE)
-        for seed in range(2):
-            build_version(output, tmp_path, seed)
+        build_version(output, tmp_path, 0)
+        version = build_version(output, tmp_path, 1)
         roll_back(Store.at(output))
     with refusal(r"latest\.json: is not signed"):
         build_version(output, tmp_path, 1)
@@ -308,6 +308,8 @@ def test_what_was_made_without_the_key_is_not_published(output, public, tmp_path
     tool.out("verify", output, "--full", "--sign")
     with refusal(r"manifest\.json: is not signed"):
         build_version(output, tmp_path, 1)
+    tool.out("verify", f"{output}/versions/{version}", "--full", "--sign")
+    assert build_version(output, tmp_path, 1) == version
 
 
 @pytest.mark.parametrize("dies_at", ["swap", "say_of_move"])

@@ -28,7 +28,7 @@ from tasks.config import BuildConfig
 from tasks.progress import Done, Meter, Pace, Progress, meter
 from tasks.shards.receipts import write_shard
 from tests.faults.support import derive_here, settings_of, write_notes
-from tests.flows.asked import Seen, ask, on_prefect_server, progress_of
+from tests.flows.asked import Seen, artifacts, ask, on_prefect_server, progress_of
 from tests.made import docs_of, foreign, publish_docs
 from tests.processes import in_threads, until
 from tests.refusal import refusal
@@ -221,6 +221,7 @@ def test_a_store_that_failed_is_tried_again_and_bad_input_is_not(monkeypatch, tm
     else:
         with refusal("bad input"):
             build_dataset(notes)
+        assert artifacts("dataset-notes")[-1][0].endswith("the last run failed")
     assert len(asked) == tries
 
 
