@@ -18,7 +18,7 @@ from unittest import mock
 import pytest
 import yaml
 
-from flows.__main__ import numpy_settings, run
+from flows.__main__ import run
 from flows.commands.build import read_config
 from flows.commands.running import prefect_server
 from tasks.config import BuildConfig
@@ -122,11 +122,6 @@ def test_a_build_begins_anew_once_with_large_pages(monkeypatch):
     assert pools == [("system", "3"), ("jemalloc", "1"), (None, None)]
     assert "narenas:1" in left[0]["JE_ARROW_MALLOC_CONF"]
     assert begun == [[sys.executable, sys.executable, "-m", "flows", "build", "x.yaml"]]
-
-
-def test_numpy_sorts_without_avx_512_where_that_is_slow(tmp_path):
-    (tmp_path / "zen 4").write_text("vendor_id\t: AuthenticAMD\ncpu family\t: 25\nflags\t\t: avx512f\n")
-    assert len(numpy_settings(f"{tmp_path}/zen 4")) > len(numpy_settings("/nonexistent"))
 
 
 @pytest.mark.needs("bin/flat-tokens-service")

@@ -41,7 +41,7 @@ def server(answer: Callable[[httpx.Request], httpx.Response]) -> httpx.Client:
     ],
 )
 def test_a_server_of_another_release_is_left_to_prefect(answer, can):
-    """And one that does not let us in, what is no server of Prefect's, and one that goes away."""
+    """And what is no server of Prefect's, and one that goes away."""
     assert is_of_this_release(server(mock.Mock(side_effect=[answer]))) is can
 
 

@@ -23,14 +23,6 @@ def test_bars_are_as_long_as_their_values():
     assert all("\x1b" not in text and len(text) < 40 for text in texts)
 
 
-def test_lines_reach_from_the_begin_to_the_end():
-    svg = svg_of(lines("web", [("download", [(0.0, 1.0), (5.0, 2.0)]), ("tokenize", [(5.0, 4.0), (10.0, 0.0)])]))
-    drawn = [line.attrib["points"].split() for line in svg.iter(f"{SVG}polyline")]
-    assert [len(points) for points in drawn] == [2, 2]
-    assert drawn[0][-1].split(",")[0] == drawn[1][0].split(",")[0]
-    assert {"0:10", "4", "B/s"} <= {text.text for text in svg.iter(f"{SVG}text")}
-
-
 def test_nothing_is_drawn_of_nothing():
     assert bars("Tokens", []) == bars("Tokens", [Bar("a", 0, "0")]) == ""
     assert lines("web", [("download", [(0.0, 1.0)])]) == ""

@@ -12,11 +12,9 @@ import yaml
 from prefect import flow
 from prefect.client.schemas.objects import FlowRun
 
-from flat_tokens import CheckProgress
 from flat_tokens.manifest import SPLITS
 from flows.build import build_dataset
 from flows.watch.progress import (
-    counted_stage,
     dataset_name,
     flow_run,
     logging_to_server,
@@ -259,18 +257,6 @@ def test_a_dataset_is_called_what_its_manifest_says(tmp_path):
     assert dataset_name(str(tmp_path / "out")) == "web-texts"
     assert dataset_name(f"{tmp_path}/nothing/") == "nothing"
     assert dataset_name("nowhere://bucket/there") == "there"
-
-
-def test_a_meter_is_told_of_what_others_count():
-    told = counted_stage("verify")
-    told(CheckProgress(25, 100, 0))
-    told(CheckProgress(50, 100, 2))
-    now = meter.read()
-    assert (now.stage, now.total, now.done) == ("verify", 100, Done(50, faults=2))
-    meter.expect(60)
-    meter.add("verify", 30, faults=1)
-    assert (meter.read().total, meter.read().done) == (160, Done(80, faults=3))
-    meter.reset()
 
 
 def test_the_automations_wait_for_no_heartbeat_of_a_run_that_tells_its_end(monkeypatch):

@@ -13,14 +13,13 @@ from flows.derive import derive_dataset, import_dataset
 from flows.export import export_dataset
 from flows.pipelines.build import BuildResult
 from flows.pipelines.derive import DerivedResult
-from flows.pipelines.exchange import ImportResult
 from flows.pipelines.publish import PublishResult
 from flows.pipelines.refresh import RefreshResult
 from flows.refresh import changed
 from flows.verify import verify_dataset
 from flows.watch.page import dataset_page
 from flows.watch.pictures import link
-from flows.watch.summaries import asset_key, checked, derived, exported, imported, origin, output_of, summary
+from flows.watch.summaries import asset_key, checked, derived, exported, origin, output_of, summary
 from tasks.config import Source
 from tasks.derive.request import DeriveRequest, ImportRequest, Merge
 from tasks.finalize.card import card_sources
@@ -89,7 +88,6 @@ def test_the_summary_reckons_up_every_source_and_leads_to_it():
             "hf://datasets/org/name@main/a.parquet",
             "[hf://datasets/org/name@main/a.parquet](https://huggingface.co/datasets/org/name)",
         ),
-        ("hf://spaces", "`hf://spaces`"),
     ],
 )
 def test_places_are_links_where_a_browser_can_follow_them(location, shown):
@@ -131,16 +129,6 @@ def test_the_summary_of_a_derived_dataset_says_of_what_it_is_and_what_was_left_o
         {"name": "short"}, result.model_copy(update={"operation": "relayout", "was_published": True, "latest_before": "abc"})
     )
     assert "Version `abc` was published already" in again
-
-
-def test_the_summary_of_an_import_lists_the_files(tmp_path):
-    result = result_of(ImportResult, {}, format="megatron", parts=4, parts_reused=1, seconds={})
-    parts = [{"key": f"part_{i:02}.bin", "size": 1000, "sha256": f"{i:064x}"} for i in range(25)]
-    made_of = {"name": "web", "tokenizer": {"digest": None}, "sources": [{"files": [{"parts": parts}]}]}
-    lines = imported(ImportRequest(path=str(tmp_path), output="/out"), made_of, result).splitlines()
-    assert "by a tokenizer that is not recorded. Its card and manifest are there: `README.md`, `manifest.json`." in lines[2]
-    assert f"- `part_19.bin`, 1,000 bytes, sha256 `{19:064x}`" in lines
-    assert "- and 5 more, 5,000 bytes" in lines
 
 
 def test_the_summary_of_an_export_says_what_was_read_and_written(tmp_path):
