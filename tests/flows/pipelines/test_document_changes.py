@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,23 @@ def test_a_refresh_counts_documents_that_came_went_changed_and_moved(tmp_path):
     third = refreshed(tmp_path, text)
     assert (third.outcome, third.text_bytes_tokenized) == ("unchanged", 0)
     assert counts(third.changes.documents.total) == (0, 0, 0, 0)
+
+
+@pytest.mark.slow
+def test_histories_of_edits_are_counted(tmp_path):
+    """Counts are those of a naive comparison."""
+    drawn, before = random.Random(7), some_text()
+    refreshed(tmp_path, before)
+    for _ in range(12):
+        after = dict(before)
+        for name in map(str, drawn.choices(range(50), k=5)):
+            source, content = after.pop(name, ("web", "new"))
+            after |= drawn.choice([{}, {name: (source, f"{content}!")}, {name: ("notes", content)}])
+        both = [(*before[name], *after[name]) for name in before.keys() & after]
+        edited = sum(a != b for _, a, _, b in both), sum(a != b for a, _, b, _ in both)
+        found = counts(refreshed(tmp_path, after).changes.documents.total)
+        assert found == (len(after.keys() - before), len(before.keys() - after), *edited)
+        before = after
 
 
 def test_a_new_split_or_file_name_is_no_change_of_documents(tmp_path):

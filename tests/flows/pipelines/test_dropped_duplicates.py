@@ -1,6 +1,7 @@
 """Duplicates through the whole pipeline: the first of equal texts stays, however the build is spread and whatever went before."""
 
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,6 @@ def test_counts_are_told_by_source(tmp_path):
     assert [one["text_bytes"] for one in documents["by_source"]] == [3, 1]
     assert "2 skipped: duplicate" in "\n".join(told_summary(result))
     shown = summary(BuildConfig.model_validate(settings), result, "x")
-    assert "1 duplicate" in shown
     assert "Duplicates: 2 documents with the text of an earlier one are left out." in shown.splitlines()
     assert "Skipped: 2 duplicate." in Path(result.path, "README.md").read_text()
 
@@ -162,7 +162,7 @@ def test_garbage_collection_leaves_what_the_next_copy_needs(tmp_path):
 
 def test_what_a_dead_build_left_is_written_again_or_collected(tmp_path, monkeypatch):
     path = put(tmp_path / "a.jsonl", ["same", "a", "same"])
-    settings = told(tmp_path / "out", path)
+    settings = told(tmp_path / "out", path, shutil.copy(path, tmp_path / "b.jsonl"))  # the slice of both is the same
     with monkeypatch.context() as patch:
         patch.setattr("tasks.finalize.seal.write_index", Mock(side_effect=OSError("stop")))
         with pytest.raises(OSError, match="stop"):

@@ -29,19 +29,19 @@ from tests.faults.support import build_here, refresh_here, settings_of
 from tests.refusal import refusal
 from tests.sources import write_rows
 
-NOTHING = [{"id": "none", "text": "", "split": None}]
+NOTHING = [{"id": "none", "text": "", "split": None, "reason": None}]
 """A source of which no document is written."""
 
 
 def rows(count: int, start: int = 0, **columns: Any) -> list[dict[str, Any]]:
     return [
-        {"id": f"{i}", "text": f"text {i} " + "ab " * (i % 4), "split": f"u{i % 3}", **columns}
+        {"id": f"{i}", "text": f"text {i} " + "ab " * (i % 4), "split": f"u{i % 3}", "reason": "x", **columns}
         for i in range(start, start + count)
     ]
 
 
 class Dataset:
-    """Sources ``a`` and ``b``, an output, and what is done there. The kept column has the name of a fact of documents, too."""
+    """Sources ``a`` and ``b``, an output, and what is done there. Kept columns have names of facts of documents, too."""
 
     def __init__(self, here: Path) -> None:
         self.here, self.output = here, str(here / "out")
@@ -54,7 +54,7 @@ class Dataset:
     def config(self, *gates: dict[str, Any], defaults: bool = True, **settings: Any) -> BuildConfig:
         common = {"validation_fraction": 0.3, "publish": {"gates": gates, "defaults": defaults}, "documents": {"empty": "skip"}}
         paths = (self.here / f"{name}.jsonl" for name in "ab")
-        return BuildConfig.model_validate(settings_of(self.output, *paths, keep=["split"], **common | settings))
+        return BuildConfig.model_validate(settings_of(self.output, *paths, keep=["split", "reason"], **common | settings))
 
     def refresh(self, *gates: dict[str, Any], anyway: str | None = None, **settings: Any) -> RefreshResult:
         return refresh_here(self.config(*gates, **settings), publish_anyway=anyway)
@@ -202,6 +202,7 @@ def test_the_facts_of_a_version(dataset):
         ("duplicate_share", {}, 0),
         ("null_share", {"column": "split"}, 31 / 67),
         ("distinct", {"column": "split"}, 3),
+        ("null_share", {"column": "reason"}, 1 / 67),
         ("bytes_per_token", {"split": "train"}, 1),  # of the tokenizer "bytes", each id is a byte
         ("text_bytes", {"split": "train"}, 687),
         ("added_share", {"source": "b"}, 10 / 30),
