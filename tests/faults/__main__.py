@@ -25,7 +25,7 @@ from tests.faults.table import write_table
 
 ROOT = Path(__file__).parents[2]
 NAMES = [name for name in CAMPAIGNS if name != "mended"]
-MEMORY = "/dev/shm"
+MEMORY, ROOM = "/dev/shm", 2 << 30
 
 
 def main() -> int:
@@ -98,7 +98,8 @@ def make_share(options: argparse.Namespace) -> None:
     """Make the trials of one process; a line of JSON for each."""
     number, jobs = map(int, options.share.split("/"))
     made = {told_of(json.loads(line)) for line in options.results.read_text().splitlines()}
-    scratch = Path(tempfile.mkdtemp(prefix="faults-", dir=MEMORY if Path(MEMORY).is_dir() else None))
+    is_roomy = Path(MEMORY).is_dir() and shutil.disk_usage(MEMORY).free > ROOM
+    scratch = Path(tempfile.mkdtemp(prefix="faults-", dir=MEMORY if is_roomy else None))
     scratch.chmod(0o755)  # an ordinary user passes through
     try:
         bench = Bench(scratch)

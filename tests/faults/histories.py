@@ -176,14 +176,17 @@ class History:
         self._of_this_refresh = {"slice_bytes": slice_bytes, "split_seed": seed}
 
 
-CHANGES_OF = {"refresh": 90, "build": 90, "gc": 40, "forget": 300}
-"""A command is killed at one of so many changes of the disk, or is not; others have fewer."""
+CHANGES_OF = {"refresh": 500, "build": 500, "gc": 300, "forget": 300}
+"""A command is killed at one of the first this many changes of the disk; most have ended by then. Other commands have fewer."""
 FEW_CHANGES = 25
+CHANGES_A_WRITE = 6
+"""Of this many changes one is a write."""
 
 
 def kill(chance: random.Random, step: str) -> Fault:
     kind, way = chance.choice(KILLS)
-    return Fault(kind, chance.randrange(1, CHANGES_OF.get(step, FEW_CHANGES) + 1), way)
+    most = CHANGES_OF.get(step, FEW_CHANGES) // (CHANGES_A_WRITE if kind == "write" else 1)
+    return Fault(kind, chance.randrange(1, most + 1), way)
 
 
 def small_segments() -> None:

@@ -218,6 +218,7 @@ NOT_A_POINTER = r"latest\.json: is not .*\. Restore it or remove it, and run aga
     ("row", "told"),
     [
         ({"sequence": "1"}, NOT_A_POINTER),
+        ({"version": None}, NOT_A_POINTER),
         # It may be the manifest that is damaged: the pointer holds its only digest, so it is not written anew.
         ({"manifest_sha256": "0" * 64}, "one of them is damaged"),
     ],

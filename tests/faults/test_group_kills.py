@@ -124,7 +124,7 @@ AWAY_SECONDS = 10.0
 
 @pytest.mark.usefixtures("workers")
 def test_the_server_dies_and_comes_back(service, tmp_path):
-    """Builds on groups and on threads both end well."""
+    """Builds on groups and on threads both end well. Run again, they tokenize nothing."""
     settings = told(tmp_path, "away", 60)
     threads = {**settings, "output": str(tmp_path / "threads"), "runner": "threads"}
     (tmp_path / "threads.yaml").write_text(json.dumps(threads))
@@ -141,3 +141,6 @@ def test_the_server_dies_and_comes_back(service, tmp_path):
     assert version_digests(tmp_path / "threads", results[0]["version"]) == version_digests(
         tmp_path / "out", results[0]["version"]
     )
+    made = receipts(tmp_path)
+    assert finished(service.build(tmp_path / "build.yaml"))["was_published"]
+    assert receipts(tmp_path) == made

@@ -15,13 +15,16 @@ import pytest
 
 import flat_tokens
 from flat_tokens.stores.store import Store
+from tasks.config import HubDataset, Source
+from tasks.download.hub import fetch_hub, resolve_hub
 from tasks.output.swap import read_state, swap
 from tests.examples import first_fast
 from tests.faults.stores import BUCKETS, SECRET, Bucket, hurry
 from tests.faults.support import build_here, objects, settings_of, write_notes
 from tests.made import write_sequences
-from tests.proxy import MANY_FAULTS, at_random
+from tests.proxy import MANY_FAULTS, at_random, proxy
 from tests.refusal import refusal
+from tests.stand_in_hub import isolate, stand_in_hub_fixture  # noqa: F401
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")  # gcsfs, of 1 MiB and more
 
@@ -110,16 +113,17 @@ def test_a_short_silence_is_no_harm_and_a_store_that_stays_silent_is_given_up(bu
         replace(store, patience=0.1).exists("object")
 
 
-@pytest.mark.parametrize("trouble", ["no bucket", "403"])
-def test_what_does_not_pass_is_told_at_once(bucket, tmp_path, trouble):
-    """Before any work, and without asking again and again."""
-    output = f"{bucket.url}/out" if trouble == "403" else f"{bucket.protocol}://no-such-bucket/out"
+@pytest.mark.parametrize("trouble", ["no bucket", "403", "503"])
+def test_what_does_not_pass_is_told_at_once(bucket, tmp_path, trouble, monkeypatch):
+    """Before any work, and without asking again and again. A store that gives no other answer is not asked as long as later."""
+    monkeypatch.setattr("tasks.output.places.FIRST_CONTACT_SECONDS", 0.0)
+    output = f"{bucket.url}/out" if trouble.isdigit() else f"{bucket.protocol}://no-such-bucket/out"
     settings = settings_of(tmp_path, write_notes(tmp_path / "notes.jsonl", 3))
     bucket.proxy.requests.clear()
-    bucket.proxy.spoil = lambda method, path: "403" if trouble == "403" else None
+    bucket.proxy.spoil = lambda method, path: trouble if trouble.isdigit() else None
     with pytest.raises(ValueError, match=rf"^cannot write to output {output} \(.+\)\. Check the address") as raised:
         build_here({**settings, "output": output}, 1)
-    assert len(bucket.proxy.requests) <= 4
+    assert len(bucket.proxy.requests) <= (60 if trouble == "503" else 4)  # clients of stores ask busy ones again by themselves
     assert SECRET not in str(raised.value)
 
 
@@ -175,6 +179,19 @@ def test_a_listing_that_lags_hides_nothing(monkeypatch):
     Store.at(url).remove(hidden)
     with refusal(f"{hidden} is missing"):
         flat_tokens.verify(url)
+
+
+def test_files_of_a_hub_that_cuts_connections_are_whole(stand_in_hub, tmp_path, monkeypatch):
+    """The half of an answer is not taken for the file."""
+    contents = {f"train-{i}.jsonl": b'{"text": "%d"}\n' % i * 20_000 for i in range(3)}
+    stand_in_hub.commit("org/name", contents)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    with proxy(stand_in_hub.url) as between:
+        isolate(monkeypatch, between.url, tmp_path / "home")
+        between.spoil = at_random(0, {"half": 0.2, "reset": 0.1})
+        files = resolve_hub(Source(hub=HubDataset(path="org/name")), 0).files
+        assert {file.name: fetch_hub(file, tmp_path / "files").read_bytes() for file in files} == contents
+    assert "half" in between.faults
 
 
 @pytest.mark.slow

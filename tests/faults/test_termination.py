@@ -34,7 +34,7 @@ def test_terminated_build_ends_and_goes_on(tmp_path):
             time.sleep(0.07 * turn)
             process.terminate()
             _, errors = process.communicate(timeout=120)
-        assert process.returncode in (143, 0), errors  # 0: the build was faster
+        assert process.returncode == 143 or (turn and not process.returncode), errors  # 0: the build was faster
         if process.returncode:
             assert errors.splitlines() == ["terminated: run the same command again to resume after the last stored shard"]
         finished = receipts(root)

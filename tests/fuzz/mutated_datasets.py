@@ -138,6 +138,8 @@ class Mutations:
                 return {chosen: self._json(chance, files[chosen], pool)}
             case "other":  # an object of the other version
                 return {name: files[name.replace(self.latest, self.former)]}
+            case "directory":
+                return {name: None}
             case "relink":
                 places = (f"versions/{self.former}", "versions/gone", "versions", ".", f"{self.below}train")
                 return {"latest": chance.choice(places)}
@@ -166,7 +168,7 @@ def _alike(one: bytes, other: bytes) -> int:
 
 
 KINDS = [
-    *["bytes"] * 8, *["json_value"] * 3, *["swap", "other"] * 2, "delete", "add", "relink",
+    *["bytes"] * 8, *["json_value"] * 3, *["swap", "other"] * 2, "delete", "add", "directory", "relink",
     "consolidated", "forge",
 ]  # fmt: skip
 

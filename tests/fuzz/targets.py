@@ -44,6 +44,7 @@ from tasks.shards.receipts import load_shard
 from tasks.text.documents import Tally, read_documents
 from tests.damage import change_file
 from tests.faults.support import build_here, settings_of, shards_stay, write_notes
+from tests.flat_tokens.test_reader import WAYS, plain
 from tests.fuzz.driver import Fuzzed, Mutator, Prepare, WrongError, each, of_file, portable
 from tests.fuzz.mutated_datasets import DATASETS
 from tests.fuzz.mutators import NUMBERS, OPCODES, either, havoc, json_values, parquet
@@ -451,6 +452,19 @@ def _records(work: Path) -> Fuzzed:
     return portable(Fuzzed(seeds, mutate, run, (str(output),)), {str(work).encode(): b"WORK", version.encode(): b"LATEST"})
 
 
+def _zarr(work: Path) -> Fuzzed:
+    """The metadata of an array of another writer, with a filter."""
+    plain(work / "data", **WAYS["v2 delta"])
+
+    def read() -> None:
+        train = flat_tokens.open(work / "data").train
+        if max(train.token_count * 4, train.seq_count * 8) <= LARGE_TEXT:  # absent chunks stand for any number of tokens
+            list(train.batches())
+
+    calls = read, lambda: flat_tokens.verify(work / "data")
+    return of_file(work / "data/train/seq_starts/.zarray", ANY_JSON, *calls, names=(str(work),))
+
+
 # Configuration
 
 YAML_SEEDS = [
@@ -508,6 +522,7 @@ TARGETS: dict[str, Prepare] = {
     "groups": _group,
     "reports": _report,
     "records": _records,
+    "zarr": _zarr,
     "yaml": _yaml,
     "pickled": neighbour("modalities", "train.pbin", havoc(*OPCODES, *NUMBERS), end_of_text=500),
     "mds-index": neighbour("mds", "train/index.json", ANY_JSON),
