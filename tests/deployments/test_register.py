@@ -251,6 +251,7 @@ ONE = DATASETS[:1]
     ("datasets", "given", "message"),
     [
         (ONE, {"cron": "nonsense"}, "Invalid cron string"),
+        (ONE, {"cron": ""}, "Invalid cron string"),
         (ONE, {"cron": "0 3 * * *", "timezone": "Mars/Base"}, "Invalid timezone"),
         (ONE, {"every": 60, "timezone": "Mars/Base"}, "Invalid timezone"),
         (ONE, {"cron": "0 3 * * * *"}, "Invalid cron string.*five fields"),  # a sixth one is seconds: sixty runs
@@ -343,7 +344,9 @@ def test_what_is_paused_and_a_name_that_two_datasets_share_is_told():
     assert list(remarks(before.model_copy(update={"paused": True}), before.parameters, [])) == ["paused"]
 
 
-@pytest.mark.parametrize("variables", [{"env": {"A": "2"}}, {"env.A": "2"}, {"command": "x"}, {"stream_output": True}])
+@pytest.mark.parametrize(
+    "variables", [{"env": {"A": "2"}}, {"env.A": "2"}, {"command": "x"}, {"working_dir": "x"}, {"stream_output": True}]
+)
 def test_environment_command_and_directory_are_the_pools_own(variables):
     """What the deployments say of the environment is what the pool says."""
     template = process_template({"A": "1"})

@@ -195,13 +195,16 @@ def test_a_pool_of_another_type_is_the_operators(service):
     assert (pool.type, pool.base_job_template) == ("kubernetes", template)
 
 
-def test_registered_again_paused_schedules_stay_paused(service, home):
-    """test_register.py has those that people have added."""
+def test_registered_again_paused_schedules_stay_paused_and_those_of_people_stay(service, home):
     service.switch(False)
+    path = f"/deployments/{service.deployment('fruit')['id']}/schedules"
+    service.ask("POST", path, [{"schedule": {"cron": "0 5 * * 1"}, "active": True}]).raise_for_status()
     told = said_by("register", str(home / "fruit.yaml"), "--every", "10", of=service)
     assert told.returncode == 0, told.stderr
     assert told.stdout.splitlines()[-1] == "registered refresh-dataset/fruit (paused)"
-    assert [one["active"] for one in service.deployment("fruit")["schedules"]] == [False]
+    own, added = sorted(service.deployment("fruit")["schedules"], key=lambda one: "cron" in one["schedule"])
+    assert (own["active"], added["active"]) == (False, True)
+    service.ask("DELETE", f"{path}/{added['id']}").raise_for_status()
 
 
 STRANGERS = [
@@ -281,7 +284,7 @@ def test_nobody_else_reads_the_secret(service, home):
 
 
 def test_a_build_from_a_terminal_reports_to_it_by_the_line_that_it_printed(service, home):
-    """In a shell, as printed."""
+    """In a shell, as printed. Without the secret the server lets no build in."""
     (line,) = (line for line in service.output.splitlines() if line.startswith("  from a shell "))
     assert f"Run builds at http://127.0.0.1:{service.port} under Deployments" in service.output
     assert str(service.secret_file) in service.output
@@ -290,7 +293,11 @@ def test_a_build_from_a_terminal_reports_to_it_by_the_line_that_it_printed(servi
     config = {"output": f"{home}/typed", "source": {"path": f"{home}/texts"}, "tokenizer": "bytes", "name": "typed"}
     (home / "typed.yaml").write_text(json.dumps(config))
     command = line.removeprefix("  from a shell ").strip().replace("...", f"{home}/typed.yaml")
-    done = subprocess.run(command, shell=True, cwd=CHECKOUT, env=environment(home), capture_output=True, text=True, timeout=300)
+    done, alone = (
+        subprocess.run(words, shell=True, cwd=CHECKOUT, env=environment(home), capture_output=True, text=True, timeout=300)
+        for words in (command, command.replace("PREFECT_API_AUTH_STRING", "NOTHING"))
+    )
+    assert "Set PREFECT_API_AUTH_STRING" in alone.stderr
     assert done.returncode == 0, done.stderr
     assert [run["state_type"] for run in service.runs("flat-tokens", "dataset:typed")] == ["COMPLETED"]
 

@@ -35,7 +35,9 @@ def test_every_base_is_pinned_by_version_and_digest(stages):
 
 def test_the_last_stage_runs_as_a_fixed_user_that_is_not_root(stages):
     last = stages[-1]
-    assert last.values("USER") == ["10001:10001"]
+    told = [last.values(name) for name in ("USER", "STOPSIGNAL", "VOLUME")]
+    assert told == [["10001:10001"], ["SIGTERM"], ['["/data", "/scratch"]']]
+    assert "HEALTH_URL" in last.values("HEALTHCHECK")[0]
     names = [one.name for one in last.instructions]
     assert {"RUN", "COPY", "ADD"}.isdisjoint(names[names.index("USER") :])
 

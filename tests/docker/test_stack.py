@@ -230,7 +230,9 @@ RUNNING = {"flow_runs": {"state": {"type": {"any_": ["RUNNING", "COMPLETED"]}}},
 
 
 def test_a_build_that_the_api_is_asked_for_is_made_by_the_workers(stack, client):
-    """Spread over the pool of groups; what became of it reaches the database by way of Redis."""
+    """Spread over the pool of groups; what became of it reaches the database by way of Redis. Strangers see the health alone."""
+    for path, auth, status in (("health", None, 200), ("admin/version", None, 401), ("admin/version", ("admin", "guess"), 401)):
+        assert httpx.get(f"{stack.api}/{path}", auth=auth).status_code == status
     texts = [f"text number {number} of the stack's test " * 20 for number in range(200)]
     source = stack.root / "data" / "texts.jsonl"
     source.write_text("".join(json.dumps({"id": number, "text": text}) + "\n" for number, text in enumerate(texts)), "utf-8")

@@ -250,7 +250,7 @@ def test_a_receipt_that_lost_a_document_is_refused():
     [
         ({}, MINE),
         ({"cpu.max": "max 100000\n"}, MINE),
-        ({"cpu.max": "100000 100000\n"}, 1),
+        ({"cpu.max": "50000 100000\n"}, 1),
         ({"cpu.max": "6400000 100000\n"}, min(64, MINE or 1)),
         ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, MINE),
         ({"cpu/cpu.cfs_quota_us": "150000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 1),

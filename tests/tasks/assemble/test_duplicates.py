@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tasks.assemble.duplicates
-from tasks.assemble.duplicates import FirstTexts, clusters, least_similarity
+from tasks.assemble.duplicates import FirstTexts, _Forest, clusters, least_similarity
 from tasks.text.signatures import BYTES, NUMBERS, signatures, text_digests
 from tests.benchmarks.bench import run_whole
 from tests.benchmarks.planted import planted, right_links, shingles_of, similar_pairs
@@ -41,6 +41,12 @@ def test_equal_texts_are_one_cluster_and_texts_without_words_are_alone():
     texts = ["", "a b", " ".join(text(1)), "A, B.", "", " ".join(text(1)).upper(), "c", "a b"]
     assert clusters(signed(texts), 0.8).tolist() == [0, 1, 2, 1, 4, 2, 6, 1]
     assert clusters(signed([]), 0.8).tolist() == []
+
+
+def test_pairs_with_a_text_in_common_are_one_cluster():
+    forest = _Forest(4)
+    forest.join(np.array([2, 2, 3]), np.array([1, 0, 1]))
+    assert forest.roots(np.arange(4)).tolist() == [0] * 4
 
 
 def test_many_copies_in_one_band_are_found_without_all_pairs(monkeypatch):

@@ -131,6 +131,10 @@ def test_a_configuration_has_files_of_its_own(stand_in_hub):
     ("asked", "message"),
     [
         ({"split": "trian"}, "dataset org/name has no split 'trian'; it has 'train', 'test'. Set source.hub.split."),
+        (
+            {"validation_split": "dev"},
+            "dataset org/name has no split 'dev'; it has 'train', 'test'. Set source.validation_split.",
+        ),
         ({"validation_split": "train"}, "the source: validation_split is 'train', which is the split that is read"),
         (
             {"name": "english"},

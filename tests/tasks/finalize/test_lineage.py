@@ -68,6 +68,7 @@ def test_a_build_tells_its_start_and_its_end(heard, tmp_path):
     with refusal("is not published"):
         build_here({**settings, "split_seed": 1, "publish": {"gates": [{"of": "documents", "at_least": 5}]}})
     assert [event["eventType"] for event in heard] == ["START", "COMPLETE", "START", "FAIL"]
+    assert {event["job"]["name"] for event in heard} == {"notes"}
     assert len({event["run"]["runId"] for event in heard}) == 2
     (read,), (written,) = heard[1]["inputs"], heard[1]["outputs"]
     assert (read["namespace"], read["name"]) == ("file", str(path))

@@ -16,6 +16,7 @@ import pytest
 import flat_tokens
 import tasks.output.swap
 from flat_tokens.manifest import manifest_digest
+from flat_tokens.stores import signing
 from flat_tokens.stores.store import Store
 from tasks.garbage import Policy, collect
 from tasks.gates import Finding
@@ -38,6 +39,7 @@ from tasks.output.versions import (
 )
 from tests.faults.stores import BUCKETS
 from tests.faults.support import build_here, settings_of, write_notes
+from tests.keys import KEY
 from tests.processes import in_threads
 from tests.refusal import refusal
 from tests.tasks.conftest import IN_A_STORE, Build
@@ -419,6 +421,8 @@ def test_a_version_is_not_held_where_latest_has_moved(at):
 def test_a_version_that_was_changed_is_not_approved(at):
     at.hold(manifest_sha256="ab" * 32)
     with refusal("is not what the gates looked at"):
+        approve(at.root, None, "yes")
+    with signing.using(KEY), refusal(r"latest\.json: is not signed"):
         approve(at.root, None, "yes")
     assert read_pointer(at.root).version == at.latest
 

@@ -66,12 +66,12 @@ class _Keys(KmsClient):  # type: ignore[misc]
         return base64.b64encode(key)
 
 
-def encrypted(*, plaintext_footer: bool) -> bytes:
+def encrypted(*, plaintext_footer: bool, column: str = "text") -> bytes:
     """Parquet of which one column is encrypted, and the footer, or not."""
-    settings = EncryptionConfiguration("footer", column_keys={"key": ["text"]}, plaintext_footer=plaintext_footer)
+    settings = EncryptionConfiguration("footer", column_keys={"key": [column]}, plaintext_footer=plaintext_footer)
     factory = CryptoFactory(lambda _: _Keys())
     properties = factory.file_encryption_properties(KmsConnectionConfig(), settings)
-    sink, table = io.BytesIO(), pa.table({"text": ["a"]})
+    sink, table = io.BytesIO(), pa.table({"text": ["a"], "id": ["b"]})
     with pq.ParquetWriter(sink, table.schema, encryption_properties=properties) as writer:
         writer.write_table(table)
     return sink.getvalue()
@@ -230,6 +230,7 @@ GOOD = {
     },
     "a.tsv": {"TSV": (b"id\ttext\n1\ta,b\n", ["a,b"])},
     "a.parquet": {
+        "another column that is encrypted": (encrypted(plaintext_footer=True, column="id"), ["a"]),
         "JSON in a file called .parquet, told so": (jsonl(b'{"text": "b"}'), ["first", "b", "last"], {"format": "jsonl"}),
     },
     "a.jsonl.gz": {"packed in several parts": (gzip.compress(b'{"text": "a"}\n') + gzip.compress(b'{"text": "b"}'), ["a", "b"])},
@@ -486,10 +487,13 @@ CONFIGS = {
     "source: {path: x, messages_column: m, messages: {rôle: from}}": "unknown key 'source.messages.rôle'. There are content",
     "source: {path: x, messages_column: m, messages: {role: ''}}": "messages.role: String should have at least 1 character",
     "source: {path: x, tools_column: t}": "has tools_column, which is for messages; give its messages_column, too",
+    "source: {path: x, count: [content]}": "has count, which is for messages; give its messages_column, too",
+    "source: {path: x, roles: [user]}": "has roles, which is for messages; give its messages_column, too",
     "source: {path: x, messages_column: m, count: [calls]}": "should be 'content', 'tool_calls' or 'thinking', not 'calls'\n",
     "source: {path: x, messages_column: m, tools_column: m}": "messages_column and tools_column are both 'm'",
     "source: {path: x, completion_column: a}": "has a completion_column; give its prompt_column, too",
     "source: {path: x, prompt_column: q}": "has a prompt_column; give its completion_column, too",
+    "source: {path: x, prompt_column: q, completion_column: q}": "prompt_column and completion_column are both 'q'",
     "source: {path: x, prompt_column: q, completion_column: a, text_column: t}": "has text_column and prompt_column; give one",
     "source: {path: x, keep_columns: [url, key]}": "source.keep_columns: 'key' is what every document has already",
     "split: {by: cluster}": "split.by is 'cluster', which is neither key nor text, nor a column that a source keeps",
@@ -499,6 +503,8 @@ CONFIGS = {
     "documents: {steps: [{use: datatrove, filter: x, model_url: 'https://u:Tr0ub4dor@x.org/a'}]}": "carries credentials",
     "validation_fraction: 0.9\ntest_fraction: 0.2": "validation_fraction 0.9 and test_fraction 0.2 are more than 1 together",
     "test_fraction: 0.2\nsource: {path: x, validation_split: x}": "so that no document is drawn, but test_fraction is 0.2",
+    "slice_bytes: 0": "slice_bytes: should be greater than 0, not 0",
+    "workers: 0": "workers: should be greater than or equal to 1, not 0",
     "workers: 2.5": "workers: should be a whole number, not 2.5",
     "validation_fraction: 1.5": "validation_fraction: should be less than or equal to 1, not 1.5",
     "documents: {near_duplicates: {threshold: 0.3}}": "threshold: should be greater than or equal to 0.5, not 0.3",

@@ -279,7 +279,7 @@ from tests.tasks.text.test_documents import read_documents, source_file, Documen
 
 limits.BATCH_BYTES, limits.LARGEST_BATCH = 1 << 20, 8 << 20
 path = Path(sys.argv[1])
-source = Source(path="x")
+source = Source(path="x", id_column="text")
 before, documents, size, largest = pa.total_allocated_bytes(), 0, 0, 0
 for part in slices_of(source_file(path, path.suffix[1:]), source, 1 << 30):
     for batch in read_documents(part, source, DocumentPolicy(), Tally()):

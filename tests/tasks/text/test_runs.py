@@ -195,7 +195,16 @@ def replace_by_a_link(path: Path) -> None:
     path.symlink_to("moved")
 
 
-@pytest.mark.parametrize("change", [lambda path: path.write_bytes(b"more"), Path.unlink, replace_by_a_pipe, replace_by_a_link])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: path.write_bytes(b"more"),
+        lambda path: os.utime(path, (0, 0)),
+        Path.unlink,
+        replace_by_a_pipe,
+        replace_by_a_link,
+    ],
+)
 @pytest.mark.parametrize("kind", ["text", "jsonl", "csv"])
 def test_a_file_that_changes_is_named(tmp_path, change, kind):
     source = Source(path="x", text_column="text")

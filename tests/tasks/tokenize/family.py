@@ -112,7 +112,7 @@ ADDED: dict[str, list[Definition]] = {
 MODELS: dict[str, Definition] = {
     "": {},
     "whole words": {"ignore_merges": True},
-    "unknown": {"unk_token": "<unk>", "fuse_unk": True},
+    "unknown": {"unk_token": "<unk>", "fuse_unk": True, "continuing_subword_prefix": "", "end_of_word_suffix": ""},
     "bytes": {"byte_fallback": True},
     "many ways": {"many ways": True},
     "any order": {"any order": True},

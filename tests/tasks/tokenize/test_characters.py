@@ -26,8 +26,9 @@ from tasks.tokenize.characters import (
     may_change,
 )
 from tasks.tokenize.engines import Encode, Tokenizer, ids_of, large_string_array, may_use_fast_engine
-from tasks.tokenize.fast_json import DEEPSEEK
+from tasks.tokenize.fast_json import DEEPSEEK, PATTERNS
 from tasks.tokenize.tokenizers import json_tokenizer
+from tests.examples import first_fast
 from tests.tasks.tokenize.family import ALPHABET, bytes_, definition_of, loaded, sequence, split
 from tests.tasks.tokenize.test_tokenizers import DEMO, fast, lists, load, write_ranks
 
@@ -91,15 +92,16 @@ def differing(engines: tuple[Encode, Encode], characters: list[str]) -> Iterator
                 yield from (some[i] for i in range(len(some)) if not np.array_equal(ids_of(one, i), ids_of(other, i)))
 
 
-NEW = sorted(LETTERS | SYMBOLS)[::9]
+SOME = [*all_characters()[:0x3000], *all_characters()[0x3000::199], *sorted(LETTERS | SYMBOLS)[::9]]
 
 
-def test_engines_agree_on_new_characters():
-    assert list(differing(pair_tokenizer(sequence(*map(split, DEEPSEEK), bytes_())), NEW)) == []
+@pytest.mark.parametrize("patterns", first_fast([DEEPSEEK, *zip(PATTERNS, strict=True)], every=len(PATTERNS)), ids=len)
+def test_engines_agree_on_characters_of_all_scripts(patterns):
+    assert list(differing(pair_tokenizer(sequence(*map(split, patterns), bytes_())), SOME)) == []
 
 
-def test_engines_agree_on_new_characters_of_ranks(tmp_path):
-    assert list(differing(rank_tokenizer(tmp_path / "pairs.tiktoken", O200K), NEW)) == []
+def test_engines_agree_on_characters_of_all_scripts_by_ranks(tmp_path):
+    assert list(differing(rank_tokenizer(tmp_path / "pairs.tiktoken", O200K), SOME)) == []
 
 
 def nfc_tokenizer(path: Path) -> Tokenizer:

@@ -57,6 +57,7 @@ def of_characters(vocabulary: dict[str, int], **options: Any) -> dict[str, Any]:
     [
         (tokens(added("<tag>", single_word=True)), "its added token '<tag>' has single_word"),
         (tokens(added("<|a", special=True), added("ab")), "special token '<|a' may cover a part of .* 'ab'"),
+        (tokens(added("<tag>", special=True), added("tag")), "special token '<tag>' may cover a part of .* 'tag'"),
         (tokens(added("cab", special=True, normalized=True), added("ab", normalized=True)), "'cab' may cover a part of .* 'ab'"),
         (tokens(added("ab"), added("bc", normalized=True)), "'ab' and 'bc' may overlap, and one"),
         (tokens(added("<l>", lstrip=True), added(" ")), "lstrip or rstrip, and ' ' is one that has spaces"),
@@ -72,6 +73,7 @@ def of_characters(vocabulary: dict[str, int], **options: Any) -> dict[str, Any]:
             ({"pre_tokenizer": sequence(*steps)}, f"its pre-tokenizer is {steps[0]['type']}")
             for steps in (
                 (split(QWEN2, "Removed"), bytes_()),
+                (split(LLAMA3), split(QWEN2), bytes_()),
                 (split(LLAMA3.replace(r"\s*[\r\n]+", r"\s*[\r\n]")), bytes_()),
             )
         ),
@@ -79,6 +81,7 @@ def of_characters(vocabulary: dict[str, int], **options: Any) -> dict[str, Any]:
             ({"normalizer": norm, "pre_tokenizer": pre}, "its normalizer is .*, its pre-tokenizer ")
             for norm, pre in (
                 (None, split(QWEN2)),
+                (None, metaspace(replacement="_")),
                 (normalizers(PREPEND, SPACES), metaspace()),
             )
         ),
@@ -94,6 +97,7 @@ def of_characters(vocabulary: dict[str, int], **options: Any) -> dict[str, Any]:
             "its vocabulary has no token for the byte 0x00",
         ),
         ({"model": {"end_of_word_suffix": "</w>"}}, "its model has end_of_word_suffix '</w>'"),
+        ({"model": {"continuing_subword_prefix": "##", "merges": []}}, "its model has continuing_subword_prefix '##'"),
         ({"model": {"type": "WordLevel", "unk_token": "a"}}, "its model is WordLevel, not BPE"),
         ({"model": {"vocab": {"a": 0, "b": 1 << 25}, "merges": []}}, "it has token ids up to 33554432"),
         ({"model": {"vocab": {"a": 0, "b": 0}, "merges": []}}, "its vocabulary has two tokens with the same id"),
