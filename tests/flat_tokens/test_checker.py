@@ -205,7 +205,7 @@ def test_a_flipped_byte_anywhere_is_named_by_full(dataset):
         ({"starts": [0, 2, 2, 8]}, "train: token 5 is marked"),
     ],
 )
-@pytest.mark.parametrize("block", [2, 3, 1 << 22])
+@pytest.mark.parametrize("block", [2, 3, 5, 7, 1 << 22])
 def test_what_breaks_a_sentence_of_the_format_is_named_by_full(tmp_path, layout, wrong, complaint, block, monkeypatch):
     """Wherever blocks end."""
     monkeypatch.setattr(flat_tokens.checker, "BLOCK_TOKENS", block)

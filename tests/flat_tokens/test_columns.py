@@ -195,6 +195,17 @@ def test_values_of_several_kinds_are_refused(tmp_path):
             list(read(written(tmp_path / "x.jsonl", told)))
 
 
+@pytest.mark.parametrize("size", [1 << 20, 30])
+@pytest.mark.parametrize(("value", "other"), [("9007199254740993", "0.5"), ("100000000000000000001", "1"), ("-1e400", "1")])
+def test_numbers_that_float64_does_not_have_are_refused(tmp_path, monkeypatch, size, value, other):
+    """Next to fractions, or beyond 64 bits; in one block with the other number or not."""
+    monkeypatch.setattr("flat_tokens.text.limits.BATCH_BYTES", size)
+    for pair in ((value, other), (other, value)):
+        (tmp_path / "x.jsonl").write_text("".join(f'{{"text": "a", "v": {number}}}\n' for number in pair))
+        with refusal(r"column 'v' .*float64"):
+            joined(list(read(tmp_path / "x.jsonl")))
+
+
 def test_integers_that_float64_has_stand_beside_fractions(tmp_path):
     values = [1 << 54, 0.5, -(1 << 70), 1e300, None]
     assert joined(list(read(written(tmp_path / "x.jsonl", values)))).column("v").to_pylist() == values

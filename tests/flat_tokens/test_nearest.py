@@ -69,6 +69,12 @@ def test_many_datasets_are_counted(tmp_path):
         flat_tokens.open(tmp_path)
 
 
+def test_a_url_is_answered_in_the_same_way():
+    write_dataset("memory://nearest/web", [BATCH])
+    with refusal(r"nearest/wep: there is nothing here. Did you mean: memory://.*/web\?", FileNotFoundError):
+        flat_tokens.open("memory://nearest/wep")
+
+
 def test_hidden_directories_links_and_what_is_inside_a_dataset_are_not_looked_into(place):
     output(place / "out/.hidden")
     os.symlink(place / "out", place / "out/again")

@@ -52,6 +52,10 @@ CHOICES: dict[str, tuple[Call, str]] = {
         lambda path, value: flat_tokens.write_dataset(path / "new", [BATCH], layout=value),
         "layout is .* one of mmap, compact, zarr2",
     ),
+    "import_dataset layout": (
+        lambda path, value: import_dataset(path, path.parent / "new", layout=value),
+        "layout is .* one of mmap, compact, zarr2",
+    ),
     "import_dataset format": (
         lambda path, value: import_dataset(path, path.parent / "new", value),
         "there is no format .* flat-tokens, modalities, ",

@@ -41,9 +41,9 @@ TEXTS = [None if i % 11 == 5 else f"text number {i} " * (i % 9) for i in range(3
     "options",
     [
         {"use_dictionary": True, "dictionary_pagesize_limit": 5000},
-        {"use_dictionary": False},
+        {"use_dictionary": False, "compression": "none"},
         {"use_dictionary": False, "column_encoding": "DELTA_LENGTH_BYTE_ARRAY"},
-        {"use_dictionary": False, "column_encoding": "DELTA_BYTE_ARRAY"},
+        {"use_dictionary": False, "column_encoding": "DELTA_BYTE_ARRAY", "compression": "zstd"},
         {"use_dictionary": False, "write_statistics": False, "write_page_checksum": True},
     ],
 )

@@ -152,6 +152,7 @@ def check_counts(record: dict[str, Any], facts: dict[tuple[str, str], Facts], se
 
 
 RUNS: dict[str, dict[str, tuple[str, str, str, dict[str, Any]]]] = {
+    "two datasets": {"a": ("one", "train", "packed", {"length": 16}), "b": ("two", "train", "packed", {"length": 16})},
     "a dataset twice": {
         "a": ("one", "train", "packed", {"length": 8}),
         "b": ("one", "train", "packed", {"length": 8, "overlap": 4}),
@@ -244,10 +245,15 @@ def test_a_version_is_a_run_that_saw_each_document_once(corpora):
     assert record_of_dataset(corpora["one"])["text_bytes"] is None
 
 
-def test_a_dataset_without_records_has_documents_without_a_source(tmp_path):
-    write_sequences(tmp_path / "plain", [[i] * (i % 5) for i in range(50)])
-    record = record_of_dataset(tmp_path / "plain")
+def test_a_dataset_without_records_has_documents_without_a_source(tmp_path, corpora):
+    plain = write_sequences(tmp_path / "plain", [[i] * (i % 5) for i in range(50)])
+    record = record_of_dataset(plain, forgotten=[list_at(tmp_path / "x", keys_of(corpora["one"]))])
     assert (record["documents"], record["tokens"], list(record["by"])) == (50, 100, ["split"])
+    assert record["forgotten"]["documents"] == 0
+    views = {path: (flat_tokens.open(path).train.packed(8), 1) for path in (str(plain), str(corpora["one"]))}
+    record = record_of_run(Ledger.create(tmp_path / "run.json", views, 8), 2)
+    (without,) = [one for one in record["by"]["language"] if one["value"] is None]
+    assert [without[name] for name in NAMES] == [record["sources"][0][name] for name in NAMES]
 
 
 def test_a_view_of_no_dataset_has_samples_alone(tmp_path):

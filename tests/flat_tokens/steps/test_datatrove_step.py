@@ -61,7 +61,10 @@ def test_documents_are_those_of_datatrove(options):
         ({"filter": "RegexFilter", "regex_exp": "a", "exclusion_writer": "x"}, "steps write nothing"),
         ({"filter": "NoFilter"}, "datatrove has no filter 'NoFilter'; it has C4BadWordsFilter, C4ParagraphFilter"),
         ({"filter": "RegexFilter"}, "missing 1 required positional argument: 'regex_exp'"),
-        ({}, "it needs the name of a filter or of a formatter, one of the two"),
+        *(
+            (named, "it needs the name of a filter or of a formatter, one of the two")
+            for named in ({}, {"filter": "RegexFilter", "formatter": "PIIFormatter"})
+        ),
         ({"formatter": "Nothing"}, "datatrove has no formatter 'Nothing'; it has FTFYFormatter, PIIFormatter"),
     ],
 )

@@ -106,6 +106,7 @@ PLACES: dict[str, Place] = {
     "keys": Place(written("d/x", b"00" * 8 + b"\n"), lambda root: read_keys(str(root / "d/x"))),
     "text": of_text("d/a.txt", "text", b"one\ntwo\n"),
     "jsonl": of_text("d/a.jsonl", "jsonl", LINES),
+    "csv": of_text("d/a.csv", "csv", b"text\none\ntwo\n"),
     "parquet": of_text("d/a.parquet", "parquet", parquet_bytes(TABLE)),
     "arrow": of_text("d/a.arrow", "arrow", arrow_bytes(TABLE)),
     "tokenizer.json": Place(tokenizer, lambda root: resolve(str(root / "d/tokenizer.json"))),

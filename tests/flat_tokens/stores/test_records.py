@@ -4,6 +4,9 @@ import pytest
 
 from flat_tokens.manifest import read_manifest
 from flat_tokens.stores.store import MAX_DEPTH, MAX_RECORD_BYTES, Store, json_object, read_json, read_record
+from tasks.groups import read_group
+from tasks.output import leases
+from tasks.shards.receipts import load_shard, receipt_key
 from tests.refusal import refusal
 
 
@@ -53,3 +56,13 @@ def test_the_error_names_the_setting(tmp_path):
         file.truncate(MAX_RECORD_BYTES + 1)  # a hole
     with refusal(r"larger than a record may be \(\d+ bytes\)\. Set FLAT_TOKENS_MAX_RECORD_BYTES to read"):
         read_manifest(Store.at(tmp_path))
+
+
+def test_a_record_nested_deep_is_no_group_and_no_shard_and_a_lease_that_is_kept(tmp_path):
+    root = Store.at(tmp_path)
+    for key in (group := "_groups/0/group.json", receipt_key("0"), lease := "_running/build-0.json"):
+        root.put(key, deep(100_000))
+    with refusal(f"{tmp_path}/{group}: is not JSON"):
+        read_group(root, "0")
+    assert load_shard(root, "0") is None
+    assert leases._is_live(root, lease)

@@ -4,6 +4,7 @@ import functools
 import http.server
 import multiprocessing
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
@@ -89,6 +90,15 @@ def test_a_server_that_knows_no_ranges_is_read_as_well(root):
             train = flat_tokens.open(f"{url}/{layout}").train
             assert train.sequence(17).tolist() == sequences()[17].tolist()
             assert train.packed(100)[99].targets[:3].tolist() == sequences()[33][:3].tolist()
+    fsspec.get_filesystem_class("http").clear_instance_cache()
+
+
+def test_threads_read_at_once(root, web_server):
+    order, expected = np.random.default_rng(2).integers(0, SEQUENCES, 400), sequences()
+    for path in (*(root / layout for layout in flat_tokens.LAYOUTS), f"{web_server}/compact"):
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(flat_tokens.open(path).train.sequence, order))
+        assert np.array_equal(found, [expected[i] for i in order])
     fsspec.get_filesystem_class("http").clear_instance_cache()
 
 

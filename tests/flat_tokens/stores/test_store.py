@@ -216,8 +216,10 @@ EDGES = [0, 1, DIRECT_ALIGNMENT - 1, DIRECT_ALIGNMENT, DIRECT_READ_BYTES - 1, DI
 EDGES += [WRITE_BUFFER_BYTES - 2 * DIRECT_ALIGNMENT + i for i in (-1, 0, 1)] + [WRITE_BUFFER_BYTES]
 
 
-@pytest.mark.parametrize("length", [*EDGES, 2 * MEBIBYTE])
-@pytest.mark.parametrize("start", [*EDGES, 9 * MEBIBYTE, 10 * MEBIBYTE + 113, 10 * MEBIBYTE + 124])
+@pytest.mark.parametrize("length", [*EDGES, MEBIBYTE, 2 * MEBIBYTE, 10 * MEBIBYTE + 123])
+@pytest.mark.parametrize(
+    "start", [*EDGES, 9 * MEBIBYTE, 9 * MEBIBYTE + 123, 10 * MEBIBYTE + 113, 10 * MEBIBYTE + 122, 10 * MEBIBYTE + 124]
+)
 def test_every_way_to_read_a_range_gives_the_same_bytes(large, start, length):
     """Through the page cache, and past it for what is read once; what is beyond the end is cut off."""
     root, data = large
