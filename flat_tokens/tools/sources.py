@@ -15,7 +15,6 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import PurePosixPath
 from typing import NamedTuple, Self
 from urllib.parse import quote
 
@@ -153,7 +152,7 @@ def _directory_of(path: str) -> str:
     if "://" not in path:
         return path if kind_of(path) == "directory" else pattern_base(path)[0]
     before = re.split(r"[*\[]" if path.startswith("http") else r"[*?\[]", path, maxsplit=1)[0]
-    return path if before == path and not PurePosixPath(path).suffix else before.rpartition("/")[0]
+    return path if before == path and not re.search(r"//.+/[^/]+\.[^/]+$", path) else before.rpartition("/")[0]
 
 
 def _is_there(place: str, file: CorpusFile) -> bool:

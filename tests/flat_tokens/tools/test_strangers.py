@@ -88,8 +88,9 @@ def test_with_consent_a_plain_url_is_read(dataset, tmp_path, tool):
     """So the tests of what is not asked for test something."""
     shutil.copytree(tmp_path / "in", tmp_path / "in/texts")
     with requests_to_a_server(tmp_path) as (server, asked):
-        for url in (f"{server}/x.jsonl", f"{server}/texts"):
-            record(dataset, sources=[{"path": url}])
+        for path, origin in ((f"{server}/x.jsonl", ""), (f"{server}/texts", ""), (None, server)):
+            record(dataset, sources=[{"path": path}])
+            change(dataset, {"sources": {0: {"from": origin}}})
             assert "text from  the source" in tool.out(*commands(dataset)[0], "--trust-records")
         assert set(asked) == {"/x.jsonl", "/texts/x.jsonl"}
 
