@@ -695,7 +695,6 @@ _numbers = itertools.count()
 
 
 def test_every_format_has_a_row_and_describes_itself():
-
     assert set(ROWS) == set(FORMATS)
     for name, entry in FORMATS.items():
         assert name == entry.name
@@ -757,7 +756,7 @@ def test_a_round_trip_gives_the_same_sequences(name, options, largest, data):
 
 @pytest.mark.parametrize(("name", "options", "largest"), each("exports"))
 def test_what_was_written_is_listed_and_written_again_it_is_the_same(tmp_path, monkeypatch, name, options, largest):
-    """Also in pieces, in which it is read, too."""
+    """Also in pieces."""
     splits = splits_of([[1, 2], [], [3, 4, 5], [largest], list(range(40)), *[[i] for i in range(9)], []], [[7]])
     objects = export(name, splits, tmp_path / "a", options)
     in_pieces(monkeypatch)

@@ -33,7 +33,6 @@ def test_compressed_shards_have_its_name_and_are_read(tmp_path, codec):
     put(tmp_path, Mds(size_limit=900, compression=codec), EXAMPLE)
     shards = index_of(tmp_path / "train")["shards"]
     assert [shard["zip_data"]["basename"] for shard in shards] == [f"shard.{i:05d}.mds.{codec}" for i in range(len(shards))]
-
     assert read(tmp_path, Mds()) == {"train": EXAMPLE}
 
 
@@ -72,7 +71,6 @@ def test_an_index_without_end_is_not_read(tmp_path):
 
 
 def test_a_shard_alone_is_read_by_what_it_says_itself(tmp_path):
-
     put(tmp_path, Mds(), EXAMPLE)
     assert read(tmp_path / "train/shard.00000.mds", Mds()) == {"train": EXAMPLE}
 

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import struct
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -79,6 +80,16 @@ def test_what_modalities_itself_merges_is_read(tmp_path):
     files = [theirs.EmbeddedStreamData(tmp_path / str(i) / "train.pbin") for i in range(len(parts))]
     theirs.join_embedded_stream_data(files, tmp_path / "merged.pbin", chunk_size=7)
     assert sequences_in(open_any(tmp_path / "merged.pbin").splits["train"]) == [ids for part in parts for ids in part]
+
+
+def test_an_index_takes_memory_by_its_size(tmp_path):
+    """The densest index there is, of empty documents in five bytes each, is held in less than twice its size."""
+    index = b"\x80\x02](" + b"K\0K\0\x86" * 500_000 + b"e."
+    (tmp_path / "dense.pbin").write_bytes(pbin(index, b""))
+    tracemalloc.start()
+    count, peak = open_any(tmp_path).splits["train"].seq_count, tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (count, peak < 2 * len(index) + (12 << 20)) == (500_000, True)
 
 
 def test_a_file_that_shrinks_after_it_was_opened_is_refused(tmp_path):

@@ -103,6 +103,8 @@ def test_what_datasets_saved_is_read(tmp_path, dtype):
     (tmp_path / "saved/train/cache-1234.arrow").write_bytes((tmp_path / "saved/test/data-00000-of-00001.arrow").read_bytes())
     assert ARROW.recognise(Files.at(tmp_path / "saved"))
     assert read(tmp_path / "saved", Arrow()) == {"train": train, "test": [[65535]], "validation": [[7]]}
+    saved["train"].to_parquet(tmp_path / "train.parquet")
+    assert read(tmp_path / "train.parquet", Parquet()) == {"train": train}
 
 
 # Reading
@@ -130,6 +132,14 @@ def test_lists_of_any_integers_are_read(tmp_path, name, chosen, kind):
     write_table(tmp_path / name, lists(rows, kind, text=["x" * i for i in range(10)]))
     assert chosen.recognise(Files.at(tmp_path / name))
     assert read(tmp_path / name, chosen.options()) == {"train": rows}
+
+
+def test_a_row_group_larger_than_memory_should_be_is_read_piece_by_piece(tmp_path):
+    """Of 64 MB in one row group, Arrow never holds more than a few batches."""
+    rows = [*np.arange(1 << 24, dtype=np.int32).reshape(-1, 1 << 10)]
+    pq.write_table(lists(rows, pa.list_(pa.int32())), tmp_path / "a.parquet", use_dictionary=False)
+    before, split = pa.total_allocated_bytes(), PARQUET.open(Files.at(tmp_path), Parquet())["train"]
+    assert max(pa.total_allocated_bytes() - before for _ in split.batches(max_tokens=1 << 18)) < 16 << 20
 
 
 def test_offsets_that_lie_are_refused(tmp_path):
@@ -185,4 +195,5 @@ def test_two_versions_share_the_bytes_of_what_did_not_change(tmp_path):
     for number, documents in enumerate((first, second)):
         put(tmp_path / str(number), Parquet(tokens_per_row_group=1 << 20), documents)
         uploaded.append(new_bytes(tmp_path / "store", tmp_path / str(number) / "train-00000-of-00001.parquet"))
+    assert uploaded[0] > 15_000_000  # nothing is compressed
     assert uploaded[1] < uploaded[0] / 4

@@ -75,11 +75,12 @@ def test_a_shard_is_byte_for_byte_what_mosaicml_writes(tmp_path, streaming):
     ("limit", "codec"), [(1 << 26, "none"), *((300, codec) for codec in ("none", "zstd", "gz", "br", "bz2", "snappy"))]
 )
 def test_mosaicml_reads_what_is_written(tmp_path, streaming, limit, codec):
-    put(tmp_path, Mds(size_limit=limit, compression=codec), EXAMPLE)
+    put(tmp_path, Mds(size_limit=limit, compression=codec), EXAMPLE, [[9]])
     if codec == "none":
         local = streaming.LocalDataset(str(tmp_path), split="train")
         assert [local[i]["tokens"].tolist() for i in range(len(local))] == EXAMPLE
         assert local[0]["tokens"].dtype == np.int32
+        assert streaming.LocalDataset(str(tmp_path), split="validation")[0]["tokens"].tolist() == [9]
     streamed = streaming.StreamingDataset(
         remote=str(tmp_path), local=str(tmp_path / "cache"), split="train", batch_size=1, validate_hash="sha256"
     )

@@ -88,13 +88,11 @@ def hostile(marker: str) -> Iterator[tuple[str, bytes]]:
     short = b"\x8c" + bytes([len(text)]) + text
     start = b"\x80\x04]\x94("
     yield "STACK_GLOBAL", start + b"\x8c\x05posix\x8c\x06system\x93" + short + b"\x85Re."
-
     for opcode in set(range(256)) - ALLOWED:
         yield f"opcode {opcode:02x}", start + b"K\0K\1\x86\x94" + bytes([opcode]) + b"\0\n\ne."
     yield "tuples in tuples", b"\x80\x02]" + b"K\0" + b"K\0\x86" * 50_000 + b"a."
     yield "a large integer", pickle.dumps([(1 << 64, 0)])
     yield "a huge integer", b"\x80\x02](\x8b" + struct.pack("<i", 2**31 - 1) + b"\0" * 100 + b"e."
-
     yield "a second pickle", pickle.dumps([(0, 1)]) * 2
     yield "a pair alone", pickle.dumps((0, 1))
     yield "marks on marks", b"\x80\x02]" + b"(" * 1000 + b"."

@@ -97,7 +97,6 @@ def test_rows_are_not_merged_by_bare_quotes(tmp_path, monkeypatch, name, delimit
     """Whether the quotes are text is not to be seen: a setting says it."""
     path = tmp_path / name
     path.write_bytes(BARE.replace("\t", delimiter or "\t").replace("\n", end).encode())
-
     if by_rows:
         monkeypatch.setattr("flat_tokens.text.csv._blocks", lambda *_: iter([None]))
     told = {"delimiter": delimiter}

@@ -114,6 +114,7 @@ ONE = tar([("a.txt", b"text" * 200), ("b.txt", b"text")])
         (tar([("a.txt", gzip.compress(b"x"))]), "the member a.txt is packed as .gz, which is not read in an archive"),
         (tar([("d/a.txt", LFS_POINTER)]), "the member d/a.txt is a pointer of Git LFS, not the file itself. Fetch the file"),
         (tar([("a.jpg", b"x")]), r"has no member that ends in .txt, .text, .json, .jsonl, .ndjson"),
+        (tar([("a.txt", b"x")], type=tarfile.GNUTYPE_SPARSE), "it is a sparse file"),
         (tar([("a.txt", b"x")], pax_headers={"GNU.sparse.major": "1"}), "it is a sparse file"),
         (tar([("a.txt", b"x")], pax_headers={"comment": "x" * (2 << 20)}), "it is an extended header of 2,097,1.* 1,048,576 are"),
         (tar([("a.txt", b"x")], pax_headers={"size": "99999999"}), "'a.txt' has 99,999,999 bytes"),

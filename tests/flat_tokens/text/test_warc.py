@@ -113,6 +113,7 @@ PAGE = GERMAN.encode()
         (zstandard.compress(PAGE), "zstd", "identity"),
         (gzip.compress(zlib.compress(PAGE)), "Deflate, gzip", ""),
         (chunked(gzip.compress(PAGE)), "", "gzip, chunked"),
+        (chunked(gzip.compress(PAGE)), "gzip", "chunked"),
         (b"5;x=y\r\n" + PAGE[:5] + b"\r\n" + chunked(PAGE[5:]), "", "chunked"),
         *((PAGE, kept, "chunked") for kept in ("gzip", "deflate", "br", "zstd")),  # unpacked and put together by the archive
     ],

@@ -133,6 +133,7 @@ def lines(shown: Terminal) -> list[str]:
 def test_a_line_says_how_much_of_all_is_done_and_how_long_the_rest_takes():
     line = terminal.progress_line("verify", CheckProgress(1_000_000_000, 4_000_000_000, 1), 10.0)
     assert line == "verify   25%  1.0 GB of 4.0 GB  100 MB/s  0:30 left  1 fault"
+    assert terminal.progress_line("export", CheckProgress(0, 0, 0), 10.0) == "export    0%  0 B of 0 B  0 B/s"
     assert [terminal.duration(seconds) for seconds in (4.4, 75, 3723)] == ["0:04", "1:15", "1:02:03"]
 
 

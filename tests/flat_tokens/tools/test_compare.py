@@ -118,3 +118,8 @@ def test_the_terminal_and_the_page_show_what_json_has(home, tmp_path, tool):
         assert text in shown
         assert text in html
     assert [tag for tag, _ in self_contained(html).elements].count("svg") == 2
+
+
+def test_names_say_which_output_where_tokenizers_are_called_the_same():
+    versions = [{"tokenizer": "t.json", "path": f"/out/{name}/versions/0"} for name in "ab"]
+    assert tool.names_of({"versions": versions}) == ["t.json (a)", "t.json (b)"]

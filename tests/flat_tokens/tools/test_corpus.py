@@ -1,6 +1,7 @@
 """What lies at a path: its kind, its splits, its tokenizer, and its tokens in windows."""
 
 import shutil
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flat_tokens import TokenBatch
+from flat_tokens.formats.contract import token_ranges
 from flat_tokens.tools.corpus import open_corpus, run_of, sequence_of, vocabulary_of, windows
 from tests.damage import change_file
 from tests.flat_tokens.demo import shard_in
@@ -70,10 +73,15 @@ def test_a_garbled_record_of_a_run_says_nothing(copy, record):
 
 
 def splits_of(sequences: list[list[int]], cut: int) -> list[Any]:
-    """The same sequences as a flat-tokens array and without an index, as other formats have them, whose batches end anywhere."""
+    """The same sequences as a flat-tokens array and without an index, in batches that end inside sequences, as other formats."""
     split = open_corpus(in_memory(sequences)).splits["train"]
     facts = {"token_count": split.token_count, "seq_count": split.seq_count}
-    return [split, SimpleNamespace(batches=lambda *of, **_: split.batches(*of, max_tokens=cut), **facts)]
+
+    def batches(start: int, stop: int) -> Iterator[TokenBatch]:
+        for part in token_ranges(split.entries, start, stop, cut):
+            yield TokenBatch(split.slice(part.start, part.stop), part.seq_starts, 0)
+
+    return [split, SimpleNamespace(batches=batches, **facts)]
 
 
 @given(RAGGED, st.integers(1, 7), st.integers(1, 7), st.data())

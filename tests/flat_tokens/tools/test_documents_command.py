@@ -85,7 +85,6 @@ def test_counts_are_those_of_the_manifest(tmp_path, policy):
     check_counts(first.path)
     again = build_here({**settings, "split_seed": 7})
     check_counts(again.path)
-
     (rerun,) = retokenize_here(settings["output"], "bytes", output=str(tmp_path / "again"))
     check_counts(rerun.path)
     (tmp_path / "a/2.jsonl").write_text(json.dumps({"id": "new", "text": "something else", "note": "n0"}) + "\n")
@@ -164,7 +163,8 @@ def test_trace_says_why_a_document_is_not_in_the_dataset(output, tmp_path, tool)
     shown = tool.out("trace", output, "--document", copy["key"])
     assert "not in the dataset" in shown
     assert copy["of"] in shown
-
+    assert tool.json("trace", output, "--document", kept["key"])["document"]["key"] == kept["key"]
+    assert "has no document with key" in tool.errors("trace", output, "--document", "f" * 16)
     (tmp_path / "keys").write_text(kept["key"])
     forget(ForgetRequest(output=output, reason="asked", key_list=str(tmp_path / "keys")))
     assert tool.json("trace", output, "--document", kept["key"]) == {"key": kept["key"], "reason": "forgotten"}

@@ -16,7 +16,7 @@ from flat_tokens.tools import terminal
 from flat_tokens.tools.corpus import open_corpus, windows
 from flat_tokens.tools.inspect import find_ids, find_text
 from flat_tokens.vocabulary import Vocabulary, load_vocabulary
-from tests.flat_tokens.demo import DEMO, shard_in
+from tests.flat_tokens.demo import DEMO, build_lines, shard_in
 from tests.made import in_memory, write_sequences
 
 PIECES = {0: b"a", 1: b"b", 2: b"ab", 3: b"ba", 4: "é".encode(), 5: b"\xc3", 6: b"\xa9"}
@@ -54,12 +54,14 @@ def test_matched_ids_are_shown_as_text_within_their_sequence():
     assert [*find_ids(split, np.array([2], np.uint32), VOCABULARY)] == [(1, 1, "b", "ab", "ba")]
 
 
-def test_it_says_what_is_there(demo, trusting):
+def test_it_says_what_is_there(demo, tmp_path, trusting):
     said = trusting.out("inspect", demo)
     for part in ("flat-tokens dataset 'dataset', version ", "44,912", "263", "mmap, zarr v3", "tokenizer.json", "330 documents"):
         assert part in said
     assert re.search(r"source notes from local files \(notes\.jsonl\): 1 file, 50\.4 kB", said)
     assert "\x1b" not in said
+    build_lines(tmp_path, "a")
+    assert "no document is drawn" in trusting.out("inspect", tmp_path / "out")
 
 
 def test_json_has_all_that_is_known(demo, trusting):

@@ -65,7 +65,8 @@ FILES: dict[str, tuple[Any, dict[str, Any]]] = {
     "x.tsv": (table_of_values("\t"), {}),
     "y.txt": (TEXTS[2].encode(), {}),
     "bad.jsonl": (b'{"text": "a\\ud800b"}\n{"text": "a\xffb"}\n', {}),  # builds replace characters
-    "bare.csv": (b'text\n"said\n', {"quotes": "none"}),
+    "bare.csv": (b'text\tid\n"said\t1\n', {"delimiter": "\t", "quotes": "none"}),
+    "crlf.txt": (b"one\r\ntwo\r\n", {"document_separator": "\n"}),
     **dict.fromkeys(("x.tar.zst", "x.warc", "x.warc.gz"), (archive, ID)),
 }
 
@@ -92,7 +93,7 @@ def test_every_document_is_read_again_as_the_build_read_it(tmp_path, monkeypatch
                     row: tokens[row] for row in rows
                 }
         seen += len(tokens)
-    assert seen == {"y.txt": 1, "bare.csv": 1, "bad.jsonl": 2}.get(name, len(TEXTS))
+    assert seen == {"y.txt": 1, "bare.csv": 1, "bad.jsonl": 2, "crlf.txt": 2}.get(name, len(TEXTS))
 
 
 def file_and_source(name: str, **settings: Any) -> tuple[CorpusFile, CorpusSource]:

@@ -82,7 +82,6 @@ def test_a_small_dataset_by_hand():
     assert (total["distinct_ids"], total["max_token_id"]) == (4, 5)
     assert total["rank_frequency"] == [[1, 3], [2, 2], [3, 2], [4, 1]]
     assert sum(one["used"] for one in use["by_id"]) == 3
-
     nothing = summary_of(open_corpus(in_memory([], [[]])), VOCABULARY)
     assert nothing["splits"]["train"]["lengths"]["p50"] is nothing["total"]["bytes_per_token"] is None
 

@@ -32,6 +32,8 @@ MISTAKES = {
     "completion bsh": "there is no 'bsh'. Did you mean 'bash'?",
     "inspect OUT --sequence 1": "there is no sequence 1; there are 1",
     **{f"inspect OUT --find-ids={wrong}": "is not a list of token ids from 0 to 2147483647" for wrong in ("x", -1, 1 << 31, 1.5)},
+    "inspect HERE/plain --find=": "--find needs a text that is not empty",
+    "compare OUT": "name two versions or more",
     "trace OUT --sequence 1": "there is no sequence 1 in train; there are 1",
     "trace OUT --token 2": "there is no token 2; there are 2",
     "trace OUT --sequence 0 --split test": "there is no split 'test'",
