@@ -77,7 +77,11 @@ try:
 except OSError as error:
     raise OSError(error.errno, "", os.listdir(here)[0])
 """
-IN_LIBRARIES = "import tempfile; np.save(tempfile.TemporaryFile(dir=here), np.arange(9))"
+IN_LIBRARIES = """
+import tempfile
+with tempfile.TemporaryFile(dir=here) as file:
+    np.save(file, np.arange(9))
+"""
 
 
 @pytest.mark.parametrize(
