@@ -125,6 +125,29 @@ def visits_one_by_one(batches: list[Any], source: int, asked: Iterable[int]) -> 
     ]
 
 
+@given(data=st.data(), block=st.sampled_from([16, 1 << 14]), batch_size=st.integers(1, 900))
+@examples(40)
+def test_a_source_gives_its_own_stream_whatever_the_others_are(data, block, batch_size):
+    """Of 1 to 7 sources of 3 to 50,000 rows, from any step: the n-th sample of a source is the n-th of its stream. The inverse
+    finds each sample, and no other.
+    """
+    rows = data.draw(st.lists(st.integers(3, 300) | st.integers(3, 50_000), min_size=1, max_size=7))
+    weight = st.floats(1e-3 if block > 16 else 0.2, 1) | st.just(Schedule([(0, 0.5), (40, 0.01)]))
+    with blocks_of(block):
+        start = data.draw(st.sampled_from([0, 1, 40_000]))
+        mixture = Mixture([(Numbers(n), data.draw(weight)) for n in rows], batch_size, 3, start=start)
+    batches = [mixture.indices(step) for step in range(min(2 * (1 << 14) // batch_size + 1, 200))]
+    source, row = (np.concatenate(field) for field in zip(*batches, strict=True))
+    for k, n in enumerate(rows):
+        first, theirs = int(mixture.drawn(0)[k]), row[source == k].tolist()
+        assert theirs == stream(n, 3, k, first + len(theirs))[first:]
+        asked = data.draw(st.lists(st.integers(0, n - 1), max_size=5))
+        found = mixture.visits(asked, source=str(k), before=len(batches))
+        assert places_of(found) == visits_one_by_one(batches, k, asked)
+        nth = first + np.cumsum(source == k) - 1
+        assert found.epoch.tolist() == (nth[found.step * batch_size + found.batch_row] // n).tolist()
+
+
 # Limits of epochs
 
 
@@ -182,6 +205,7 @@ def test_no_history_of_edits_repeats_or_leaves_out_a_sample(data, block, hosts):
     for step, (source, _) in enumerate(batches):
         assert mixture.drawn(step).tolist() == drawn.tolist()
         drawn += np.bincount(source, minlength=len(rows))
+    assert mixture.drawn(len(mixture)).tolist() == drawn.tolist()
     # No edit changes a batch before it.
     for number, edit in enumerate(edits[1:]):
         for step in range(edit.step):
@@ -211,18 +235,15 @@ def test_no_history_of_edits_repeats_or_leaves_out_a_sample(data, block, hosts):
 
 
 def test_the_inverse_of_a_mixture_takes_no_pass_over_its_samples():
-    """It takes a part of a block for each. From a start that is not the first, too."""
+    """It takes a part of a block for each."""
     changing, asked = Schedule([(0, 1), (10**7, 3)]), 200
-    mixture = Mixture({"a": (Numbers(10**12), changing), "b": (Numbers(1000), 1, 10**6)}, 4096, 1, start=40_000)
+    mixture = Mixture({"a": (Numbers(10**12), changing), "b": (Numbers(1000), 1, 10**6)}, 4096, 1)
     rows = np.random.default_rng(0).integers(0, 10**12, asked)
     found = mixture.visits(rows, source="a", before=10**9)
     assert len(found.step) > asked
     for k in (0, asked // 2, len(found.step) - 1):
         source, index = mixture.indices(found.step[k])
         assert (source[found.batch_row[k]], index[found.batch_row[k]]) == (0, found.row[k])
-    source, index = mixture.indices(0)
-    (first,) = mixture.drawn(0)[:1]
-    assert index[source == 0].tolist() == stream(10**12, 1, 0, first + (source == 0).sum())[first:]
 
 
 def test_an_inverse_of_several_sources_needs_the_sources_name():

@@ -8,6 +8,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable
+from dataclasses import astuple
 from fractions import Fraction
 from typing import Any
 
@@ -24,6 +25,7 @@ from flat_tokens.rows.mixture import Mixture
 from flat_tokens.rows.orders import ReferenceOrder
 from tests.elsewhere import FRAMEWORKS, in_framework
 from tests.flat_tokens.rows.rows_by_number import VIEWS, Numbers, Row, orders, same_arrays
+from tests.flat_tokens.rows.test_shuffle import philox_swaps
 from tests.made import masked_split, split_of
 from tests.refusal import refusal
 
@@ -74,6 +76,7 @@ def test_every_epoch_has_every_row_once_and_batches_run_on_across_epochs(length,
 
 def test_an_endless_loader_has_no_length():
     loader = ShuffledLoader(Numbers(10), 4, epochs=None)
+    assert repr(loader) == f"<ShuffledLoader: endless steps of 4 rows of {loader.view!r}>"
     with refusal("endless", TypeError):
         len(loader)
     assert numbers(itertools.islice(loader, 20)) == [batch.number.tolist() for batch in ShuffledLoader(Numbers(10), 4, epochs=8)]
@@ -81,12 +84,13 @@ def test_an_endless_loader_has_no_length():
     assert loader.left_out == 0
 
 
-@pytest.mark.parametrize("order", ["shuffled", ReferenceOrder(2, 2, 2)])
-def test_there_are_no_steps_before_the_first_or_beyond_the_last(order):
+@pytest.mark.parametrize(("order", "steps"), [("shuffled", 4), (ReferenceOrder(2, 2, 2), 3)])
+def test_there_are_no_steps_before_the_first_or_beyond_the_last(order, steps):
     loader = ShuffledLoader(Numbers(20), 6, order=order)
+    assert len(loader) == steps
     for step in (-1, len(loader), 10**20):
         more = ", more with more epochs, and with epochs=None no end" if step > 0 else ""
-        with refusal(f"no step {step}; there are {len(loader)}{more}$", IndexError):
+        with refusal(f"no step {step}; there are {steps}{more}$", IndexError):
             loader[step]
     with refusal("no step -1", IndexError):
         ShuffledLoader(Numbers(20), 6, order=order, epochs=None)[-1]
@@ -185,21 +189,29 @@ def test_batches_that_hosts_cannot_share_are_refused():
 # The reference order
 
 
-def test_the_reference_order_is_what_its_buffers_give_one_by_one():
-    """Each of two streams has four blocks of three rows an epoch: a buffer of three, and a last one of a single block. Numbers
-    from a program that shuffles block by block. What is rounded down is in no batch.
-    """
-    order = ReferenceOrder(2, 3, 3)
-    loader = ShuffledLoader(Numbers(29), 10, 1, order=order, epochs=2)
-    assert [loader.indices(step).tolist() for step in range(len(loader))] == [
-        [20, 4, 5, 8, 19, 15, 21, 17, 12, 13],
-        [3, 7, 18, 6, 9, 23, 16, 14, 22, 0],
-        [10, 11, 15, 1, 11, 2, 1, 3, 4, 5],
-        [16, 17, 2, 10, 9, 6, 21, 8, 22, 23],
-    ]
-    whole = ShuffledLoader(Numbers(29), 10, 1, order=order, drop_last=False)
-    assert sorted(itertools.chain(*numbers(whole))) == list(range(24))
-    assert (loader.epoch_length, whole.left_out, loader.left_out) == (24, 5, 13)
+@given(
+    order=st.builds(ReferenceOrder, st.integers(1, 5), st.integers(1, 6), st.integers(1, 6)),
+    share=st.integers(1, 8),
+    length=st.integers(30, 400),
+    seed=st.integers(0, 2**63),
+    epochs=st.integers(1, 3),
+)
+def test_the_reference_order_is_what_its_buffers_give_one_by_one(order, share, length, seed, epochs):
+    """With a last shuffle buffer that is short. What is rounded down is in no batch. Each permutation has the next seed."""
+    streams, buffer_blocks, block_rows = astuple(order)
+    loader = ShuffledLoader(Numbers(length), share * streams, seed, order=order, epochs=epochs, drop_last=False)
+    blocks = np.arange(length // (streams * block_rows) * streams * block_rows).reshape(-1, block_rows)
+    expected, seeds = [[] for _ in range(streams)], itertools.count(seed)
+    for _ in range(epochs):
+        dealt = blocks[philox_swaps(next(seeds), len(blocks))].reshape(-1, streams, block_rows)
+        for first in range(0, len(dealt), buffer_blocks):
+            for stream in range(streams):
+                buffer = dealt[first : first + buffer_blocks, stream].reshape(-1)
+                expected[stream] += buffer[philox_swaps(next(seeds), len(buffer))].tolist()
+    batches = [loader.indices(step) for step in range(len(loader))]
+    assert [*map(len, batches[:-1])] == [share * streams] * (len(batches) - 1)
+    assert streams_of(batches, streams).tolist() == expected
+    assert loader.left_out == length - blocks.size
 
 
 def test_the_reference_loaders_batches(reference):
@@ -483,7 +495,7 @@ def test_steps_can_be_pickled(prefetch, threads):
         state = steps.state_dict()
         assert state.items() >= {"step": 5, "position": loader.position(5)}.items()
         expected = [digest_of(batch) for batch in steps]
-        assert len(expected) == 7
+        assert expected == [*map(loader.digest, range(5, 12))]
         steps.load_state_dict(state)
         assert [digest_of(batch) for batch in steps] == [digest_of(batch) for batch in copied] == expected
     steps = ShuffledLoader(Numbers(100), 8, epochs=None).steps(prefetch=prefetch, threads=threads)

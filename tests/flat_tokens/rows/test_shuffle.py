@@ -32,8 +32,6 @@ def test_orders_never_change():
     assert permuted(10, 0, 1).tolist() == [5, 9, 7, 1, 8, 6, 4, 0, 3, 2]
     far = KeyedPermutation(10**12 + 39)(np.array([0, 1, 2, 10**12 + 38], np.uint64), derive_keys(2**64 - 1, 3))
     assert far.tolist() == [769142450929, 317743346445, 933158284054, 374021553709]
-    last = KeyedPermutation(2**48)(np.array([0, 2**48 - 1], np.uint64), derive_keys(7))
-    assert last.tolist() == [47503469739188, 255190684685996]
 
 
 @pytest.mark.parametrize(
@@ -42,6 +40,7 @@ def test_orders_never_change():
         (255, [190, 175, 121]),
         (256, [116, 127, 164]),
         (601, [7, 199, 585]),
+        (2**48, [220548512795115, 117963900944000, 171858952935620]),
     ],
 )
 def test_each_number_goes_where_the_documented_network_sends_it(length, found):
