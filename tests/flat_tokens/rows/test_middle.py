@@ -217,6 +217,7 @@ def test_fragments_between_separators_are_filled_in_each_by_itself():
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"rate": 2}, "rate of FillInMiddle is 2, but it is a number from 0 to 1"),
     ({"spm_rate": "0.5"}, "spm_rate of FillInMiddle is '0.5'"),
+    ({"middle": -1}, "middle of FillInMiddle is -1, but token ids are 0 to"),
     ({"seed": -1}, "seed of FillInMiddle is -1"),
     ({"separator": -1}, "separator of FillInMiddle is -1, but token ids are 0 to"),
     ({"cuts": "characters"}, "cuts of FillInMiddle is 'characters', and its tokenizer None"),

@@ -369,15 +369,15 @@ def test_a_moved_dataset_keeps_its_index_and_another_in_its_place_does_not(tmp_p
 
 def test_every_setting_that_changes_packs_has_an_index_of_its_own(tokens, tmp_path):
     more = [*PACKS, {"max_packs": 2}, {"fit": "best", "split_across_pack": True}, {"too_long": "cut", "eos": 99}]
-    more.append({"too_long": "cut", "bos": 98, "eos": 99})
+    more += [{"too_long": "cut", "bos": 98, "eos": 99}, {"pad_to": 3}, {"fit": "crop"}, {"fit": "crop", "on_crop": "keep"}]
     more += [{"too_long": "cut", "fim": FillInMiddle(0.5, 0, 95, 96, 97, seed=seed)} for seed in range(2)]
-    cases = [(tokens, {"length": length, **options}) for length, options in itertools.product((6, 7), more)]
+    cases = [(tokens, {"length": length, **options}) for length, options in itertools.product((6, 9), more)]
     # As many documents and tokens; and the padding, which changes no index
     cases += [(tokens.select(indices=indices), {"length": 6}) for indices in (range(10), [1, 0, *range(2, 10)])]
     for some, options in [*cases, (tokens, {"length": 6, "padding_idx": 9})]:
         view = some.packed_documents(cache=tmp_path / "kept", **options)
         assert packs_of(view) == packs_of(some.packed_documents(**options))
-    assert kept(tmp_path) == len(cases) == 22
+    assert kept(tmp_path) == len(cases) == 28
 
 
 @pytest.mark.parametrize("options", PACKS)
@@ -461,3 +461,11 @@ def test_entries_that_change_under_an_index_are_noticed(tmp_path, options, lengt
             assert used.all() or options != {"fit": "crop"}
             firsts = np.concatenate([[1], 1 + np.cumsum(lengths)])
             assert (np.searchsorted(firsts, pack.tokens[used], side="right") - 1 == pack.document_ids[used]).all()
+
+
+def test_labels_that_somebody_has_a_part_of_stay_as_they_are():
+    packs = in_memory([1021] * 307).packed_documents(1021)
+    kept = packs.batch(np.arange(307)).labels[7]
+    before = kept.tolist()
+    packs.batch(np.arange(307)[::-1])
+    assert kept.tolist() == before

@@ -6,6 +6,7 @@ import itertools
 import pickle
 import sys
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
@@ -236,6 +237,15 @@ def test_batches_start_where_jax_takes_them_over(train):
         assert [rows.encoded.ctypes.data % 64 for rows in batches] == [0] * len(batches)
 
 
+def test_threads_share_a_view(tmp_path):
+    rng = np.random.default_rng(0)
+    train = split(tmp_path, [rng.integers(0, 100, rng.integers(0, 30)).tolist() for _ in range(80)], "compact")
+    for view in all_views(train):
+        alone = [lists(row) for row in view]
+        with ThreadPoolExecutor(8) as pool:
+            assert [*map(lists, pool.map(view.__getitem__, [*range(len(view))] * 4))] == alone * 4
+
+
 # Reads
 
 
@@ -273,7 +283,16 @@ def test_the_fewest_reads_that_can_do(tmp_path):
 # The rows themselves
 
 
+def test_any_axes_may_come_before_the_last(train):
+    for view in three_views(train):
+        rows = view.batch([0, 1, 1, 0])
+        folded = view.row_type(*(array.reshape(2, 2, *array.shape[1:]) for array in rows))
+        for name, array in dict(rows).items():
+            assert np.array_equal(folded[name].reshape(array.shape), array), name
+
+
 def test_a_row_is_a_mapping_and_a_named_tuple(train):
+    assert repr(train.packed(8)) == f"<PackedView of {train.store.url}: 1 rows>"
     row = train.packed(8)[0]
     assert row.keys() == FIELDS
     assert {**row}.keys() == set(FIELDS)
@@ -356,6 +375,7 @@ def test_fields_make_rows_plain_dicts(train):
         (lambda train: train.packed(4, eos=-1), "eos is -1, but token ids are 0 to"),
         (lambda train: train.documents(4, bos=2**31), f"bos is {2**31}"),
         (lambda train: train.packed(0), "length is 0, but a row has at least one token"),
+        (lambda train: train.blocks(-3), "length is -3, but"),
         (lambda train: train.documents(0), "max_length is 0, but"),
         (lambda train: train.packed(4, overlap=4), "overlap is 4, but it is from 0 to 3 where length is 4"),
         (lambda train: train.packed(4, overlap=-1), "overlap is -1, but"),
