@@ -11,53 +11,26 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 FLOORS = ("flat_tokens", "tasks", "flows", "deployments")
-OPENERS = """\
-open
-io.open
-io.FileIO
-io.open_code
-os.open
-os.fdopen
-codecs.open
-fsspec.open
-fsspec.open_files
-np.load
-np.loadtxt
-np.genfromtxt
-np.fromfile
-np.memmap
-numpy.load
-numpy.fromfile
-numpy.memmap
-gzip.open
-bz2.open
-lzma.open
-zipfile.ZipFile
-tarfile.open
-shutil.copy
-shutil.copy2
-shutil.copyfile
-shutil.copytree
-shutil.copyfileobj
-runpy.run_path
-sqlite3.connect
-linecache.getline
-tokenize.open
-open_in_pieces
-""".splitlines()
+OPENERS = {
+    *("open", "io.open", "io.FileIO", "io.open_code", "os.open", "os.fdopen", "codecs.open", "fsspec.open", "fsspec.open_files"),
+    *("np.load", "np.loadtxt", "np.genfromtxt", "np.fromfile", "np.memmap", "numpy.load", "numpy.fromfile", "numpy.memmap"),
+    *("gzip.open", "bz2.open", "lzma.open", "zipfile.ZipFile", "tarfile.open", "shutil.copy", "shutil.copy2", "shutil.copyfile"),
+    *("shutil.copytree", "shutil.copyfileobj", "runpy.run_path", "sqlite3.connect", "linecache.getline", "tokenize.open"),
+    "open_in_pieces",
+}
 """Functions that open a path."""
-METHODS = """\
-read_text
-read_bytes
-OSFile
-memory_map
-open_input_file
-input_stream
-from_file
-ParquetFile
-read_table
-tofile
-""".splitlines()
+METHODS = {
+    "read_text",
+    "read_bytes",
+    "OSFile",
+    "memory_map",
+    "open_input_file",
+    "input_stream",
+    "from_file",
+    "ParquetFile",
+    "read_table",
+    "tofile",
+}
 """Methods and functions of libraries that do, on whatever they are called."""
 READERS = {"self", "store", "file", "text", "source", "chosen", "flat_tokens", "Ledger", "webbrowser"}
 """Names whose own `open` is a door, or opens no path."""

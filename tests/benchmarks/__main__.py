@@ -20,29 +20,29 @@ from tests.benchmarks.bench import HERE, SHARED, Bench, commit, greatest, machin
 from tests.benchmarks.page import page, rendered, title_of
 from tests.processes import ROOT
 
-TABLES = """\
-build
-shapes
-tables
-features
-peers
-refresh
-duplicates
-near_duplicates
-decontamination
-startup
-layouts
-sources
-engines
-orchestration
-groups
-object_stores
-reading
-mixtures
-from_store
-exports
-second_versions
-""".splitlines()
+TABLES = (
+    "build",
+    "shapes",
+    "tables",
+    "features",
+    "peers",
+    "refresh",
+    "duplicates",
+    "near_duplicates",
+    "decontamination",
+    "startup",
+    "layouts",
+    "sources",
+    "engines",
+    "orchestration",
+    "groups",
+    "object_stores",
+    "reading",
+    "mixtures",
+    "from_store",
+    "exports",
+    "second_versions",
+)
 """Modules of this package in the order of the page. The docstring of each is its title and prose. ``measure(bench)`` returns the
 tables; ``PACKAGES`` are those whose versions matter.
 """

@@ -1,14 +1,43 @@
-"""The command of the benchmarks runs, and its page keeps what it does not measure."""
+"""The command of the benchmarks runs, its text does not repeat, and its page keeps what it does not measure."""
 
+import gzip
 import os
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from tests.benchmarks.__main__ import TABLES, about_of
 from tests.benchmarks.bench import Grid
+from tests.benchmarks.corpus import gather
 from tests.benchmarks.page import page, rendered, sections_of, title_of
 from tests.processes import ROOT, python
+
+
+def test_text_is_what_can_be_read_as_text_and_does_not_repeat(tmp_path: Path) -> None:
+    """A file of the same content is taken once, and one version of a package."""
+    packed = gzip.compress(b"changes\n")
+    files = {
+        "one/site-packages/a/x.py": b"x = 1\n",
+        "one/copy/of_x.py": b"x = 1\n",
+        "two/dist-packages/a/x.py": b"x = 2\n",
+        "two/lib-3.1/z.h": b"z\n",
+        "two/lib-3.2/z.h": b"zz\n",
+        "two/empty.py": b" \n",
+        "two/data.json": b"{}",
+        "two/zero.txt": b"\0",
+        "two/latin.txt": b"\xe9t\xe9",
+        "two/doc/changes.gz": packed,
+        "two/doc/damaged.gz": packed[:-4],
+    }
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "two/link.py").symlink_to("data.json")
+    found = gather(tmp_path / "text", 1000, [tmp_path / "one", tmp_path / "two"])
+    texts = [text for path in found.paths for text in pq.read_table(path)["text"].to_pylist()]
+    assert sorted(texts) == ["changes\n", "x = 1\n", "z\n"]
+    assert found.text_bytes == sum(map(len, texts))
 
 
 def test_what_is_not_measured_stays_on_the_page() -> None:

@@ -115,18 +115,18 @@ def planted(settings: Settings, tmp_path: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     "name",
-    """\
-_staging/VERSION
-_cache/SHARD
-_cache/SHARD/document_key
-versions/VERSION
-versions/VERSION/train
-versions/VERSION/train/encoded_tokens
-versions/VERSION/train/encoded_tokens/c
-versions/VERSION/validation
-versions/VERSION/documents
-versions/VERSION/documents/train/key
-""".splitlines(),
+    [
+        "_staging/VERSION",
+        "_cache/SHARD",
+        "_cache/SHARD/document_key",
+        "versions/VERSION",
+        "versions/VERSION/train",
+        "versions/VERSION/train/encoded_tokens",
+        "versions/VERSION/train/encoded_tokens/c",
+        "versions/VERSION/validation",
+        "versions/VERSION/documents",
+        "versions/VERSION/documents/train/key",
+    ],
 )
 def test_a_build_writes_through_no_link_below_its_output(name, settings, tmp_path, elsewhere):
     """Its names can be foreseen. A link in the way of the build is told with the next step."""

@@ -172,30 +172,13 @@ KINDS = [
     "consolidated", "forge",
 ]  # fmt: skip
 
-ADDED = """\
-stray
-zarr.json
-.zattrs
-.zgroup
-.zmetadata
-train/zarr.json
-train/.zattrs
-train/.zgroup
-train/encoded_tokens/c/99
-train/encoded_tokens/99
-train/encoded_tokens/c/1
-train/seq_starts/1
-train/0
-train/encoded_tokens/.zarray
-train/encoded_tokens/zarr.json
-test/zarr.json
-documents/zarr.json
-a/b/c
-train/encoded_tokens/.0.part
-manifest.json.bak
-README.md
-validation/encoded_tokens/c/0/0
-""".splitlines()
+ADDED = [
+    "stray", "zarr.json", ".zattrs", ".zgroup", ".zmetadata", "train/zarr.json", "train/.zattrs", "train/.zgroup",
+    "train/encoded_tokens/c/99", "train/encoded_tokens/99", "train/encoded_tokens/c/1", "train/seq_starts/1",
+    "train/0", "train/encoded_tokens/.zarray", "train/encoded_tokens/zarr.json", "test/zarr.json",
+    "documents/zarr.json", "a/b/c", "train/encoded_tokens/.0.part", "manifest.json.bak", "README.md",
+    "validation/encoded_tokens/c/0/0",
+]  # fmt: skip
 
 
 def _same(name: str, one: bytes | str | None, other: bytes | str | None) -> bool:
