@@ -1,11 +1,13 @@
 """Other ways to the same tokens.
 
-The same files and the same tokenizer, gpt2 from the same `tokenizer.json`, for datatrove, `datasets.map` and Megatron's
-preprocess, each in a virtual environment with the versions of `tests/benchmarks/peer_programs/*.txt`, with a process a core,
-compared with a build. The text is one file of 125 MB, a single slice, whose batches all threads of the build tokenize. Megatron
-reads JSON lines; writing these is not counted. Whole processes, in turn, warm page cache; medians (least to greatest). `same
-documents`: how many of the documents have exactly the build's tokens, end-of-text tokens left out. Text such as `<|endoftext|>`
-is one special token for the peers, and ordinary text for the build.
+The same files and the same tokenizer, gpt2 from the same `tokenizer.json`, for datatrove, `datasets.map`, Megatron's preprocess
+and its fast one, each in a virtual environment with the versions of `tests/benchmarks/peer_programs/*.txt`, with a process or a
+thread a core, compared with a build. The fast one has the build's engine. It reads JSON lines and writes `.idx` and `.bin`, as
+its users run it; it holds all tokens in memory, checks and resumes nothing, and has no split. The text is one file of 125 MB, a
+single slice, whose batches all threads of the build tokenize. Megatron reads JSON lines; writing these is not counted. Whole
+processes, in turn, warm page cache; medians (least to greatest). `same documents`: how many of the documents have exactly the
+build's tokens, end-of-text tokens left out. Text such as `<|endoftext|>` is one special token for the peers, and ordinary text
+for the build.
 """
 
 import itertools
@@ -69,6 +71,7 @@ PEERS = {
     "datatrove": Peer("datatrove, `DocumentTokenizer`", False, ("datatrove",), of_datatrove),
     "datasets": Peer("`datasets.map`, transformers' fast tokenizer", False, ("datasets",), of_datasets),
     "megatron": Peer("Megatron's preprocess", True, ("megatron", "torch==2.13.0"), of_megatron),
+    "megatron_fast": Peer("Megatron's fast preprocess", True, ("megatron", "torch==2.13.0"), of_megatron),
 }
 
 
