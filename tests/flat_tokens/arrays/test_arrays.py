@@ -216,9 +216,6 @@ def test_a_frame_of_its_blocks_size_is_told_from_the_block():
     assert 264 in sizes
 
 
-# Reading
-
-
 # Damage: named, or without effect, never silent
 
 

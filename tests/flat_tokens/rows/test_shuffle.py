@@ -1,5 +1,5 @@
-"""Permutations computed index by index: each number once, no pattern left, the same for ever. The order of blocks: every row once
-an epoch, few blocks at a time, as random as its buffer, by step alone.
+"""Permutations computed index by index: each number once, no pattern left, the same for ever. The order of blocks: few blocks
+at a time, by step alone.
 """
 
 from typing import Any
