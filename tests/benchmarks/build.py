@@ -64,6 +64,7 @@ def measure(bench: Bench) -> list[Grid]:
                 size,
                 f"{text.documents:,}",
                 f"{floors[0]['tokens']:,}",
+                *(f"{megabytes / median[name]:.0f}" if name in runs else "–" for name in SIDES),
                 f"{runs['build'].median('cpu'):.1f}",
                 *(runs[name].megabytes if name in runs else "–" for name in SIDES),
             ]
@@ -72,9 +73,10 @@ def measure(bench: Bench) -> list[Grid]:
         outside = median["build"] - sum(named.get(stage, 0.0) for stage in ("tokenize", "split"))
         stages.append([size, *(f"{named[stage]:.2f}" for stage in named), f"{outside:.2f}"])
     header = ["text", "build", "floor", "published way", "build / published way", "build / floor", "without the floor's start"]
-    columns = ["text", "documents", "tokens", "build's processor, s", *(f"MB: {name}" for name in SIDES)]
+    each = [f"{what}: {name}" for what in ("MB/s", "MB") for name in SIDES]
+    columns = ["text", "documents", "tokens", *each[:3], "build's processor, s", *each[3:]]
     return [
         Grid(header, beside),
-        Grid(columns, speeds, "The same runs: processor time, and peak memory."),
+        Grid(columns, speeds, "The same runs: megabytes of text a second, and peak memory."),
         Grid(["text", *named, "outside tokenize and split"], stages, "Stages of the build, seconds, medians."),
     ]

@@ -20,6 +20,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from flat_tokens.tools.corpus import open_corpus
+from flat_tokens.tools.documents import table_of
 from tests.benchmarks.bench import HERE, SHARED, Bench, Grid, Whole, flows, python
 from tests.benchmarks.corpus import texts_in
 from tests.benchmarks.planted import planted, right_links, shingles_of, similar_pairs
@@ -72,11 +74,12 @@ def measure(bench: Bench) -> list[Grid]:
         commands["datatrove"] = [bench.peer("datatrove"), peer, directory, theirs, 1], theirs
     except RuntimeError as error:
         rows.append(["datatrove", str(error), *["–"] * 4])
-    shares = {name: ["–", "–"] for name in commands if name.startswith("build")}
+    shares = {"build without": ["–", "–"]}
 
     def judge(name: str, run: Whole) -> None:
         if name not in shares:
-            shares[name] = [f"{share:.3f}" for share in right_links(_clusters(name, run, theirs, directory), truth)]
+            links = right_links(_clusters(name, run, output, theirs, directory), truth)
+            shares[name] = [f"{share:.3f}" for share in links]
 
     for name, found in bench.in_turn(commands, judge).items():
         rows.append([name, found.spread, f"{found.median('cpu'):.1f}", found.megabytes, *shares[name]])
@@ -105,16 +108,23 @@ def _written(bench: Bench, texts: Sequence[str]) -> Path:
     return directory
 
 
-def _clusters(name: str, run: Whole, theirs: Path, directory: Path) -> list[list[int]]:
+def _clusters(name: str, run: Whole, output: Path, theirs: Path, directory: Path) -> list[list[int]]:
     """The clusters that a program found, by the numbers of their documents."""
     counts = [pq.ParquetFile(path).metadata.num_rows for path in sorted(directory.glob("*.parquet"))]
     firsts, found = np.cumsum([0, *counts]).tolist(), dict[object, set[int]]()
     if name == "find":
         for number, first in enumerate(json.loads(run.out)):
             found.setdefault(first, set()).add(number)
-    else:
+    elif name == "datatrove":
         for i, first in enumerate(firsts[:-1]):
             path = theirs / "clusters" / f"{i:06d}.clusters"
             for document, cluster in np.fromfile(path, "<u4").reshape(-1, 2).tolist() if path.exists() else ():
                 found.setdefault(cluster, set()).add(first + document)
+    else:
+        files = [file.name for source in open_corpus(str(output)).sources for file in source.files]
+        first_of = dict(zip(files, firsts, strict=False))
+        rows = table_of(open_corpus(output)).read().read_all().to_pylist()
+        place = {row["key"]: first_of[row["file"]] + row["row"] for row in rows}
+        for row in (row for row in rows if row["of"] is not None):
+            found.setdefault(place[row["of"]], {place[row["of"]]}).add(place[row["key"]])
     return [sorted(mine) for mine in found.values() if len(mine) > 1]
