@@ -82,7 +82,8 @@ def test_the_ends_that_a_view_adds_have_no_text(corpora):
     tokens = flat_tokens.open(corpora["one"]).train
     wide = np.arange(256)
     expected = [int(wide[tokens.sequence(i)].sum()) for i in range(tokens.seq_count)]
-    assert bytes_seen(tokens.documents(10_000, eos=2), wide).tolist() == expected
+    for ends in ({"bos": 1}, {"eos": 2}):
+        assert bytes_seen(tokens.documents(10_000, **ends), wide).tolist() == expected
     assert bytes_seen(tokens.packed(1), wide[:3]).sum() == 0  # no id of text is below 3
 
 

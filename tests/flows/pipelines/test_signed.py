@@ -144,6 +144,16 @@ def test_a_forged_version_with_matching_digests_is_refused(settings, key, tmp_pa
         build_here(settings)
 
 
+def test_an_earlier_pointer_with_its_signature_leads_back_to_a_version_that_was_signed(settings, key, tmp_path):
+    """No signature tells which of two pointers is the newer one: docs/operations/signatures.md says so."""
+    first = build_here(settings)
+    earlier = {name: (tmp_path / "out" / name).read_bytes() for name in ("latest.json", "latest.json.ed25519")}
+    build_here({**settings, "split_seed": 1})
+    for name, data in earlier.items():
+        (tmp_path / "out" / name).write_bytes(data)
+    assert flat_tokens.open(tmp_path / "out").path == first.path
+
+
 def test_what_was_made_without_a_key_is_adopted_after_a_full_check_if_it_is_not_damaged(
     settings,
     tmp_path,
