@@ -62,6 +62,7 @@ MAKE: dict[str, Callable[[], Tokenizer]] = {
     "bytes": byte_level,
     "bytes after a space": lambda: byte_level(add_prefix_space=True),
     "bytes after lower case": lambda: byte_level(normalizers.Lowercase()),
+    "bytes after NFC": lambda: byte_level(normalizers.NFC()),
     "bytes of words": lambda: byte_level(use_regex=False),
     "spaces before": lambda: spaced(normalizers.Sequence([normalizers.Prepend("▁"), SPACES])),
     "spaces": lambda: spaced(SPACES),
