@@ -213,13 +213,14 @@ def test_a_store_that_failed_is_tried_again_and_bad_input_is_not(monkeypatch, tm
         return write_shard(*arguments)
 
     monkeypatch.setattr("tasks.shards.write.write_shard", once_broken)
-    notes = BuildConfig.model_validate(settings_of(tmp_path / "out", write_notes(tmp_path / "notes.jsonl", 1)))
+    settings = settings_of(tmp_path / "out", write_notes(tmp_path / "notes.jsonl", 1))
+    notes = BuildConfig.model_validate({**settings, "name": "broken-once"})
     if tries > 1:
         assert build_dataset(notes).totals["documents"]["written"] == 1
     else:
         with refusal("bad input"):
             build_dataset(notes)
-        assert artifacts("dataset-notes")[-1][0].endswith("the last run failed")
+        assert artifacts("dataset-broken-once")[-1][0].endswith("the last run failed")
     assert len(asked) == tries
 
 
