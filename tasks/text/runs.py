@@ -110,7 +110,10 @@ class RunOfFiles(NamedTuple):
         except ValueError:
             pass  # a file of the group has it, which is found below
         blocks = (data[start:stop].tobytes() for start, stop in pairwise([0, *ends.tolist()]))
-        parsed = (self._block(block, part, count) for block, part, count in zip(blocks, group, counts, strict=True))
+        parsed = (
+            self._block(block, part, count) if block else self._alone(part)
+            for block, part, count in zip(blocks, group, counts, strict=True)
+        )
         yield from _in_batches(_placed(parsed), self.batch_bytes or limits.BATCH_BYTES)
 
     def _block(self, block: bytes, part: FileRange, count: int) -> Iterator[RunRows]:

@@ -128,6 +128,7 @@ SOURCES = st.sampled_from([{}, {"id_column": "id"}, {"keep_columns": ("m", "n")}
 
 @examples(300)
 @given(JSON_FILES, POLICIES, SOURCES, st.sampled_from([1, 60, 1 << 20]))
+@example([plain.BOM] * 2, DocumentPolicy(), {"keep_columns": ("m",)}, 60)
 def test_json_lines_together(tmp_path, contents, policy, settings, batch_bytes):
     source = Source(path="x", **settings)
     try:
