@@ -228,7 +228,7 @@ def judge(gates: Sequence[Gate], now: Facts, before: Facts | None) -> list[Findi
     """
     found = []
     for gate, ((of, place), value), side in itertools.product(gates, now.items(), ("at_least", "at_most")):
-        if of != gate.of or not gate.is_at(place) or (before is None and of in OF_CHANGES):
+        if of != gate.of or not gate.is_at(place):
             continue
         given, former = getattr(gate, side), (before or {}).get((of, place))
         is_change = isinstance(given, str)

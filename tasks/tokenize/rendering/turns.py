@@ -75,7 +75,7 @@ class Turns:
         is_narrow = self._counted is not None and not _kinds(messages, numbers) <= {*self._counted}
         is_marked = self._has_marks and numbers == answers
         if not numbers or (is_marked and not is_narrow):
-            return plain.text, plain.spans if numbers == answers else []
+            return plain.text, plain.spans if is_marked else []
         conversation = self._conversation(messages, tools, numbers, plain, marks, seal)
         if is_narrow and conversation is None:
             raise RefusedError(NOT_DIVIDED)

@@ -25,6 +25,7 @@ from flat_tokens.rows.views import DocumentTokens, PackedTokens, block_starts
 from tests.elsewhere import elsewhere
 from tests.examples import examples
 from tests.flat_tokens.rows.rows_by_number import PACKS
+from tests.flat_tokens.rows.test_masked_rows import DOCUMENTS
 from tests.made import masked_split, write_sequences
 from tests.refusal import refusal
 
@@ -431,7 +432,7 @@ def same(rows: Any, expected: Any) -> None:
 
 def framework_rows(train: FlatTokens, framework: Any) -> None:
     kind = importlib.import_module("torch").Tensor if framework == "torch" else importlib.import_module("jax").Array
-    masked = masked_split([[(5, False), (6, True), (7, True)], [], [(8, False)], [(9, True), (10, False)]])
+    masked = masked_split(DOCUMENTS)
     for tokens, fields in itertools.product(
         (train, masked), (None, ("inputs", "is_seq_start", "positions"), ("loss_mask", "labels"))
     ):
